@@ -1,0 +1,27 @@
+"""The labels written into traces, and how to read them back."""
+
+import re
+
+STEP_PREFIX = "ProfilerStep#"
+PROCESS_GROUP_INIT = "## process_group:init ##"
+
+_STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})")
+# The observer writes names without JSON escapes, and Kineto does not escape a double quote: either
+# makes the whole file unreadable (torch 2.13), so our own annotations never carry such characters.
+_UNSAFE = re.compile(r'["\\\x00-\x1f\x7f]')
+
+
+def step_name(step: int) -> str:
+    """Name the annotation that covers global step ``step``."""
+    return f"{STEP_PREFIX}{step}"
+
+
+def parse_step(name: str) -> int | None:
+    """Return the step number of a ``ProfilerStep#<n>`` annotation, None for any other name."""
+    match = _STEP_NAME.fullmatch(name)
+    return int(match.group(1)) if match else None
+
+
+def safe_name(name: str) -> str:
+    """Replace the characters that make a trace file invalid JSON by ``_``."""
+    return _UNSAFE.sub("_", name)

@@ -1,0 +1,96 @@
+"""What the files and folders of a run are called; no other module spells these names."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PART_SUFFIX = ".part"
+HOST_FOLDER = "chakra"
+DEVICE_FOLDER = "kineto"
+PHASES_FOLDER = "phases"
+RUN_FOLDER = "run"
+MERGED_FOLDER = "merged"
+CLAIM_FILE = "run.json"
+SUMMARY_FILE = "final_summary.json"
+
+NODES_FILE = "nodes.parquet"
+EDGES_FILE = "edges.parquet"
+STEPS_FILE = "steps.parquet"
+LINK_FILE = "link.json"
+
+RUN_FOLDER_NAME = re.compile(r"(?P<job>.+)_(?P<part>chakra|kineto|phases|run|merged)")
+TRACE_NAME = re.compile(
+    r"rank-(?P<rank>\d+)(?:\.cycle-(?P<cycle>\d+))?\.json(?P<gz>\.gz)?(?P<part>\.part)?"
+)
+MERGED_RANK_NAME = re.compile(r"rank=(?P<rank>\d+)")
+
+
+def trace_file_name(rank: int, cycle: int = 0, *, compress: bool = False) -> str:
+    """Name the host or device trace of one rank; the first recorded cycle carries no number."""
+    number = f".cycle-{cycle}" if cycle else ""
+    return f"rank-{rank}{number}.json{'.gz' if compress else ''}"
+
+
+def part_path(final: Path) -> Path:
+    """Path under which a file is written before it is complete."""
+    return final.with_name(final.name + PART_SUFFIX)
+
+
+def resources_path(host_trace: Path) -> Path:
+    """Folder that the observer puts beside a host trace for its extra resources."""
+    return host_trace.with_name(host_trace.name.removesuffix(".json") + "_resources")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaths:
+    """Paths of one run: ``<trace_dir>/<job>_chakra`` and its siblings."""
+
+    trace_dir: Path
+    job: str
+
+    def _folder(self, part: str) -> Path:
+        return self.trace_dir / f"{self.job}_{part}"
+
+    @property
+    def host_dir(self) -> Path:
+        return self._folder(HOST_FOLDER)
+
+    @property
+    def device_dir(self) -> Path:
+        return self._folder(DEVICE_FOLDER)
+
+    @property
+    def phases_dir(self) -> Path:
+        return self._folder(PHASES_FOLDER)
+
+    @property
+    def run_dir(self) -> Path:
+        return self._folder(RUN_FOLDER)
+
+    @property
+    def merged_dir(self) -> Path:
+        return self._folder(MERGED_FOLDER)
+
+    def host_trace(self, rank: int, cycle: int = 0, *, compress: bool = False) -> Path:
+        return self.host_dir / trace_file_name(rank, cycle, compress=compress)
+
+    def device_trace(self, rank: int, cycle: int = 0, *, compress: bool = False) -> Path:
+        return self.device_dir / trace_file_name(rank, cycle, compress=compress)
+
+    def phases_file(self, rank: int) -> Path:
+        return self.phases_dir / f"rank-{rank}.jsonl"
+
+    def manifest(self, rank: int) -> Path:
+        return self.run_dir / f"rank-{rank}.json"
+
+    @property
+    def claim(self) -> Path:
+        """File whose exclusive creation gives the folder names to one run id."""
+        return self.run_dir / CLAIM_FILE
+
+    def merged_rank(self, rank: int) -> Path:
+        return self.merged_dir / f"rank={rank}"
+
+    def suffixed(self, number: int) -> "RunPaths":
+        """Paths of the ``number``-th further run under the same job name."""
+        return RunPaths(self.trace_dir, f"{self.job}.{number}") if number else self
