@@ -1,0 +1,1 @@
+"""Hydra presets of the group ``chakra_profile`` (package data, reachable as pkg://chakra_capture.presets)."""
