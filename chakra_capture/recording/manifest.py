@@ -6,7 +6,7 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, field
-from enum import Enum
+from enum import Enum, StrEnum
 from importlib.metadata import PackageNotFoundError, version
 
 from chakra_capture.config import ChakraProfileConfig
@@ -14,7 +14,7 @@ from chakra_capture.config import ChakraProfileConfig
 SCHEMA_VERSION = 1
 
 
-class Reason(str, Enum):
+class Reason(StrEnum):
     """Why a recording ended, or did not begin."""
 
     complete = "complete"
@@ -96,7 +96,8 @@ class Manifest:
     def as_json(self) -> dict[str, object]:
         """Return the content of the file, stamped with the present time."""
         self.written = ClockAnchor.now()
-        return asdict(self)
+        content = asdict(self)
+        return {"schema_version": content.pop("schema_version"), **content}
 
 
 def settings_in_effect(settings: ChakraProfileConfig) -> dict[str, object]:

@@ -58,7 +58,13 @@ def job_name(settings: ChakraProfileConfig, environ: Mapping[str, str]) -> str:
 
 def launch_id(environ: Mapping[str, str], *, with_address: bool) -> str:
     """Return what the launcher calls this start of the job, restarts told apart."""
-    names = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
+    names = [
+        "SLURM_JOB_ID",
+        "SLURM_STEP_ID",
+        "SLURM_RESTART_COUNT",
+        "TORCHELASTIC_RUN_ID",
+        "TORCHELASTIC_RESTART_COUNT",
+    ]
     if with_address:
         names += ["MASTER_ADDR", "MASTER_PORT"]
     return "-".join(_UNSAFE_IN_NAME.sub("_", environ[name]) for name in names if environ.get(name))
@@ -177,8 +183,8 @@ def _claim(paths: RunPaths, run_id: str, rank: int) -> bool:
         return owner == run_id and not any(_trace_files(paths, rank))
     except OSError as fault:
         raise RecordingError(
-            f"{paths.run_dir} cannot be used: {fault.strerror or fault}; chakra_profile.trace_dir must be a folder that "
-            "this process may write to. Change its permissions, free space or set chakra_profile.trace_dir elsewhere."
+            f"{paths.run_dir} cannot be used: {fault.strerror or fault}; chakra_profile.trace_dir must be a folder "
+            "that this process may write to. Change its permissions, free space or set trace_dir to another folder."
         ) from fault
 
 
