@@ -1,0 +1,1 @@
+"""Linking: one rank's host and device trace become the tables of ``trace.schema``."""

@@ -1,0 +1,143 @@
+"""Dependencies between rows: launches, order on a thread, order on a stream."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, tracks
+from chakra_capture.merge.tables import Columns
+from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.schema import EDGE_KINDS, EDGES, SIDES
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Edges of one window (row numbers), and what was left out.
+
+    Attributes:
+        clock_offset_ns: added to device times so that no activity starts before its launch call does.
+        num_backward: edges per kind that pointed back in time even so, left out.
+    """
+
+    table: pl.DataFrame
+    clock_offset_ns: int
+    num_backward: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    kind: str
+    src: Int64
+    src_at: str
+    dst: Int64
+    dst_at: str
+
+
+def find_edges(columns: Columns) -> Edges:
+    """Launch, thread_order and stream_order edges of one window."""
+    offset = clock_offset(columns)
+    on_device = columns.is_kind(*ACTIVITY_KINDS)
+    start = columns.ts_ns + np.where(on_device & (columns.ts_ns != MISSING), offset, 0)
+    has_end = (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
+    end = np.where(has_end, start + np.where(has_end, columns.dur_ns, 0), MISSING)
+    parts = [_launches(columns, start), *_thread_order(columns, has_end), _stream_order(columns, start, has_end)]
+    backward: dict[str, int] = {}
+    frames = []
+    for part in parts:
+        times = {"start": start, "end": end}
+        forward = times[part.src_at][part.src] <= times[part.dst_at][part.dst]
+        if not forward.all():
+            backward[part.kind] = backward.get(part.kind, 0) + int(np.count_nonzero(~forward))
+        frames.append(_frame(part, forward))
+    return Edges(pl.concat(frames), offset, backward)
+
+
+def clock_offset(columns: Columns) -> int:
+    """Smallest shift of the device clock, ns, under which no activity starts before its launch call; 0 if none."""
+    launched = np.flatnonzero(
+        (columns.launch >= 0) & (columns.ts_ns != MISSING) & columns.is_kind(*ACTIVITY_KINDS)
+    )
+    if not len(launched):
+        return 0
+    lag = columns.ts_ns[launched] - columns.ts_ns[columns.launch[launched]]
+    return max(0, -int(lag.min()))
+
+
+def _launches(columns: Columns, start: Int64) -> _Part:
+    """One edge per activity whose launch is not implied by the launch of an earlier one on its stream."""
+    rows = np.flatnonzero((columns.launch >= 0) & (columns.ts_ns != MISSING))
+    if not len(rows):
+        return _Part("launch", rows, "start", rows, "start")
+    call = columns.launch[rows]
+    call_track = tracks(columns.pid, columns.tid)[call]
+    stream = _streams(columns, rows)
+    order = np.lexsort((columns.ts_ns[call], start[rows], stream, call_track))
+    rows, call, group = rows[order], call[order], tracks(call_track[order], stream[order])
+    begun = columns.ts_ns[call]
+    # Within (thread, stream), an edge is implied if an activity before it was launched no earlier.
+    latest = _running_max(begun, group)
+    keep = begun > latest
+    return _Part("launch", call[keep], "start", rows[keep], "start")
+
+
+def _running_max(values: Int64, group: Int64) -> Int64:
+    """Largest value before each row within its group, ``MISSING`` for the first; rows sorted by group."""
+    _, rank = np.unique(values, return_inverse=True)
+    rank = rank.reshape(-1)
+    width = len(values) + 1
+    running = np.maximum.accumulate(group * width + rank)
+    first = np.concatenate([[True], group[1:] != group[:-1]])
+    ordered = np.unique(values)
+    before = np.concatenate([[0], running[:-1]]) - group * width
+    return np.where(first, MISSING, ordered[np.clip(before, 0, len(ordered) - 1)])
+
+
+def _thread_order(columns: Columns, has_end: Bool) -> list[_Part]:
+    """Siblings in order; parent to its first child; last child to its parent."""
+    timed = columns.is_kind(*CPU_KINDS) & has_end & ~columns.is_kind("memory", "instant")
+    rows = np.flatnonzero(timed)
+    parent = columns.parent[rows]
+    usable = (parent < 0) | timed[np.maximum(parent, 0)]
+    rows, parent = rows[usable], parent[usable]
+    order = np.lexsort((rows, parent, tracks(columns.pid, columns.tid)[rows]))
+    rows, parent = rows[order], parent[order]
+    track = tracks(columns.pid, columns.tid)[rows]
+    same = (parent[1:] == parent[:-1]) & (track[1:] == track[:-1])
+    first = np.concatenate([[True], ~same]) if len(rows) else np.zeros(0, dtype=bool)
+    last = np.concatenate([~same, [True]]) if len(rows) else np.zeros(0, dtype=bool)
+    has_parent = parent >= 0
+    return [
+        _Part("thread_order", rows[:-1][same], "end", rows[1:][same], "start"),
+        _Part("thread_order", parent[first & has_parent], "start", rows[first & has_parent], "start"),
+        _Part("thread_order", rows[last & has_parent], "end", parent[last & has_parent], "end"),
+    ]
+
+
+def _stream_order(columns: Columns, start: Int64, has_end: Bool) -> _Part:
+    rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS) & has_end)
+    stream = _streams(columns, rows)
+    order = np.lexsort((rows, start[rows], stream))
+    rows, stream = rows[order], stream[order]
+    same = stream[1:] == stream[:-1]
+    return _Part("stream_order", rows[:-1][same], "end", rows[1:][same], "start")
+
+
+def _streams(columns: Columns, rows: Int64) -> Int64:
+    return tracks(columns.ids["device"][rows], columns.ids["stream"][rows])
+
+
+def _frame(part: _Part, keep: Bool) -> pl.DataFrame:
+    size = int(np.count_nonzero(keep))
+    schema = EDGES.schema
+    return pl.DataFrame(
+        {
+            "window": pl.repeat(0, size, dtype=pl.Int32, eager=True),
+            "src": pl.Series(part.src[keep], dtype=pl.Int64),
+            "src_at": pl.repeat(part.src_at, size, dtype=pl.Enum(SIDES), eager=True),
+            "dst": pl.Series(part.dst[keep], dtype=pl.Int64),
+            "dst_at": pl.repeat(part.dst_at, size, dtype=pl.Enum(SIDES), eager=True),
+            "kind": pl.repeat(part.kind, size, dtype=pl.Enum(EDGE_KINDS), eager=True),
+        },
+        schema=schema,
+    )

@@ -1,0 +1,303 @@
+"""Merging one rank: read its files, link each window, write the tables; link.json last."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from chakra_capture import annotations, layout
+from chakra_capture.errors import TraceFileError
+from chakra_capture.merge.edges import Edges, find_edges
+from chakra_capture.merge.link import HostLink, link_host_ops
+from chakra_capture.merge.pairing import Evidence, check_pair
+from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
+from chakra_capture.merge.steps import steps_table
+from chakra_capture.merge.tables import Columns, collectives, link_rows, step_rows
+from chakra_capture.trace.columns import MISSING, Coded, Int64
+from chakra_capture.trace.device import DeviceTrace, read_device_trace
+from chakra_capture.trace.discovery import WindowFiles
+from chakra_capture.trace.host import HostTrace, read_host_trace
+from chakra_capture.trace.schema import EDGES, KINDS, NODES, SCHEMA_VERSION, STEPS
+
+SCANNER = "msgspec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeOptions:
+    """How strict a merge is."""
+
+    force: bool = False
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankReport:
+    """What merging one rank gave, for the screen.
+
+    Attributes:
+        windows: the entries of link.json, one per window.
+        error: why the rank did not merge; then there are no windows.
+    """
+
+    rank: int
+    windows: tuple[dict[str, Any], ...] = ()
+    error: str | None = None
+
+    @property
+    def salvaged(self) -> bool:
+        return any(window["salvaged"] for window in self.windows)
+
+
+def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeOptions) -> RankReport:
+    """Merge the windows of one rank into ``out`` (``rank=<R>``).
+
+    Args:
+        rank: global rank; compared with the rank that the device trace states.
+
+    Raises:
+        TraceFileError: a file is missing, damaged beyond repair or no trace; with ``strict`` also a
+            repaired one.
+        PairingError: two files are not of one process, rank and run, and ``force`` is off.
+    """
+    nodes, edges, steps, entries = [], [], [], []
+    num_nodes = 0
+    for window, files in enumerate(windows):
+        merged = _merge_window(rank, files, options)
+        nodes.append(_nodes_table(merged.columns, window, num_nodes))
+        edges.append(_shift(merged.edges.table, window, num_nodes))
+        steps.append(steps_table(merged.columns, window, num_nodes))
+        entries.append({"window": window, **merged.entry})
+        num_nodes += len(merged.columns)
+    tables = {
+        layout.NODES_FILE: pl.concat(nodes) if nodes else pl.DataFrame(schema=NODES.schema),
+        layout.EDGES_FILE: pl.concat(edges) if edges else pl.DataFrame(schema=EDGES.schema),
+        layout.STEPS_FILE: pl.concat(steps) if steps else pl.DataFrame(schema=STEPS.schema),
+    }
+    link = {"schema_version": SCHEMA_VERSION, "rank": rank, "scanner": SCANNER, "windows": entries}
+    _write(out, tables, link)
+    return RankReport(rank, tuple(entries))
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    columns: Columns
+    edges: Edges
+    entry: dict[str, Any]
+
+
+def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Window:
+    host = read_host_trace(files.host) if files.host else None
+    device = read_device_trace(files.device) if files.device else None
+    if host is None and device is None:
+        raise TraceFileError(f"rank {rank} has no trace file. Give a host trace, a device trace, or both.")
+    _check_salvage(host, device, options)
+    link, evidence, faults = None, None, []
+    if host is not None and device is not None:
+        is_cpu_op = of_kind(device_kinds(device), ("host_op", "annotation"))
+        link, found = link_host_ops(host, device, is_cpu_op)
+        evidence = replace(found, expected_rank=rank)
+        faults = check_pair(host, device, evidence, force=options.force)
+    columns = link_rows(host, device, link)
+    edges = find_edges(columns)
+    return _Window(columns, edges, _entry(host, device, columns, edges, link, evidence, faults))
+
+
+def _check_salvage(host: HostTrace | None, device: DeviceTrace | None, options: MergeOptions) -> None:
+    for trace in (host, device):
+        if options.strict and trace is not None and trace.salvage:
+            raise TraceFileError(
+                f"{trace.path} is damaged: {'; '.join(trace.salvage.notes)}. "
+                "Leave --strict out to merge what is whole."
+            )
+
+
+def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
+    size = len(columns)
+
+    def ints(values: Int64) -> pl.Series:
+        return pl.select(pl.when(pl.Series(values != MISSING)).then(pl.Series(values))).to_series()
+
+    def rows(values: Int64) -> pl.Series:
+        return ints(np.where(values >= 0, values + first, MISSING))
+
+    data: dict[str, Any] = {
+        "node_id": pl.Series(np.arange(first, first + size)),
+        "window": pl.repeat(window, size, dtype=pl.Int32, eager=True),
+        "kind": _texts(Coded(columns.kind.astype(np.int32), KINDS)),
+        "name": _texts(columns.name),
+        "parent_id": rows(columns.parent),
+        "launch_id": rows(columns.launch),
+        "ts_ns": ints(columns.ts_ns),
+        "dur_ns": ints(columns.dur_ns),
+        "self_dur_ns": ints(columns.self_ns),
+        "repaired": pl.Series(columns.repaired),
+        "pid": ints(columns.pid),
+        "tid": ints(columns.tid),
+        "host_id": ints(columns.host_id),
+        "step": ints(columns.step),
+        "collective": collectives(columns),
+        "input_shapes": _texts(columns.input_shapes),
+        "input_types": _texts(columns.input_types),
+        "args": _texts(columns.args),
+        **{key: ints(values) for key, values in columns.ids.items()},
+    }
+    for column in NODES.columns:
+        data.setdefault(column.name, pl.Series([None] * size, dtype=column.dtype))
+    return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
+
+
+def _texts(coded: Coded) -> pl.Series:
+    values = pl.Series(list(coded.values), dtype=pl.String)
+    codes = pl.Series(coded.codes)
+    return values.gather(pl.select(pl.when(codes >= 0).then(codes)).to_series().cast(pl.UInt32))
+
+
+def _shift(edges: pl.DataFrame, window: int, first: int) -> pl.DataFrame:
+    return edges.with_columns(
+        pl.lit(window, dtype=pl.Int32).alias("window"), pl.col("src") + first, pl.col("dst") + first
+    )
+
+
+def _entry(
+    host: HostTrace | None,
+    device: DeviceTrace | None,
+    columns: Columns,
+    edges: Edges,
+    link: HostLink | None,
+    evidence: Evidence | None,
+    faults: list[str],
+) -> dict[str, Any]:
+    """What link.json says of one window."""
+    notes = [f"{t.path.name}: {note}" for t in (host, device) if t is not None for note in t.salvage.notes]
+    entry: dict[str, Any] = {
+        "host": None if host is None else _host_entry(host, columns, link),
+        "device": None if device is None else _device_entry(device, columns),
+        "pairing": None if evidence is None else _pairing_entry(evidence, faults),
+        "salvaged": bool(notes),
+        "notes": [*notes, *(host.notes if host else ())],
+        "rows": {kind: n for kind in KINDS if (n := int(np.count_nonzero(columns.is_kind(kind))))},
+        "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
+        "edges_backward_left_out": edges.num_backward,
+        "clock_offset_ns": edges.clock_offset_ns,
+        "repairs": {
+            "rows_repaired": int(np.count_nonzero(columns.repaired)),
+            "rows_clipped_to_parent": columns.num_clipped,
+        },
+    }
+    return entry
+
+
+def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dict[str, Any]:
+    roots = int(np.count_nonzero(host.is_process | host.is_thread))
+    linked = 0 if link is None else int(np.count_nonzero(link.device_row >= 0))
+    known = set(host.node_id.tolist())
+    dangling = [p for p in host.parent.tolist() if p != MISSING and p not in known]
+    only = {}
+    if link is not None:
+        alone = np.flatnonzero((link.device_row < 0) & ~host.is_process & ~host.is_thread)
+        for node in alone.tolist():
+            name = host.name[node] or ""
+            only[name] = only.get(name, 0) + 1
+    return {
+        "file": host.path.name,
+        "schema": host.schema,
+        "pid": host.pid,
+        "finished": host.finished,
+        "num_nodes": host.num_nodes,
+        "num_roots": roots,
+        "num_with_record_function_id": int(np.count_nonzero(host.attrs["rf_id"] != MISSING)),
+        "num_linked": linked,
+        "num_host_only": host.num_nodes - roots - linked,
+        "host_only_names": dict(sorted(only.items(), key=lambda item: (-item[1], item[0]))[:10]),
+        "num_name_mismatch": 0 if link is None else link.num_name_mismatch,
+        "num_duplicate_node_ids": host.num_duplicate_ids,
+        "num_dangling_parents": len(dangling),
+        "parents": _parent_agreement(columns),
+        "steps": _step_set(host.name),
+    }
+
+
+def _parent_agreement(columns: Columns) -> dict[str, int]:
+    """Compare the parent by containment with the one the host trace recorded, host rows only."""
+    is_host = columns.host_id != MISSING
+    rows = np.flatnonzero(is_host & (columns.ts_ns != MISSING))
+    contained = columns.parent[rows]
+    while True:
+        climbing = (contained >= 0) & ~is_host[np.maximum(contained, 0)]
+        if not climbing.any():
+            break
+        contained = np.where(climbing, columns.parent[np.maximum(contained, 0)], contained)
+    recorded = columns.host_parent[rows]
+    at_root = columns.is_kind("thread", "process")[np.maximum(recorded, 0)]
+    recorded = np.where((recorded >= 0) & at_root, -1, recorded)
+    equal = int(np.count_nonzero(contained == recorded))
+    return {"num_compared": len(rows), "num_equal": equal, "num_different": len(rows) - equal}
+
+
+def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
+    activity = columns.is_kind(*ACTIVITY_KINDS)
+    no_id = activity & (columns.ids["correlation_id"] == MISSING)
+    launched = activity & (columns.launch >= 0)
+    return {
+        "file": device.path.name,
+        "num_events": device.num_events,
+        "num_rows": device.num_rows,
+        "categories": dict(sorted(device.categories.items())),
+        "rank": device.rank,
+        "world_size": device.world_size,
+        "backend": device.backend,
+        "num_activities": int(np.count_nonzero(activity)),
+        "num_launched": int(np.count_nonzero(launched)),
+        "num_with_parent": int(np.count_nonzero(activity & (columns.parent >= 0))),
+        "orphans": {
+            "no_correlation_id": int(np.count_nonzero(no_id)),
+            "launch_not_in_file": int(np.count_nonzero(activity & ~no_id & (columns.launch < 0))),
+            "launch_outside_any_op": int(np.count_nonzero(launched & (columns.parent < 0))),
+        },
+        "num_bad_times": device.num_bad_times,
+        "num_negative_durations": device.num_negative_durations,
+        "steps": [int(s) for s in columns.step[step_rows(columns)]],
+    }
+
+
+def _step_set(name: Coded) -> list[int]:
+    used = {name.values[code] for code in np.unique(name.codes[name.codes >= 0]).tolist()}
+    return sorted(n for text in used if (n := annotations.parse_step(text)) is not None)
+
+
+def _pairing_entry(evidence: Evidence, faults: list[str]) -> dict[str, Any]:
+    return {
+        "host_pid": evidence.host_pid,
+        "device_pids": list(evidence.device_pids),
+        "expected_rank": evidence.expected_rank,
+        "device_rank": evidence.device_rank,
+        "num_host_ids": evidence.num_host_ids,
+        "num_device_ids": evidence.num_device_ids,
+        "num_ids_common": evidence.num_ids_common,
+        "num_names_equal": evidence.num_names_equal,
+        "num_sequence_numbers_compared": evidence.num_sequence_common,
+        "num_sequence_numbers_equal": evidence.num_sequence_equal,
+        "forced": bool(faults),
+        "faults": faults,
+    }
+
+
+def _write(out: Path, tables: dict[str, pl.DataFrame], link: dict[str, Any]) -> None:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / layout.LINK_FILE).unlink(missing_ok=True)  # the folder counts as merged only with it
+        for name, table in tables.items():
+            part = layout.part_path(out / name)
+            table.write_parquet(part, compression="zstd", compression_level=1)
+            os.replace(part, out / name)
+        part = layout.part_path(out / layout.LINK_FILE)
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(link), indent=1))
+        os.replace(part, out / layout.LINK_FILE)
+    except OSError as error:
+        raise TraceFileError(
+            f"{out} cannot be written: {error.strerror or error}. Give a writable folder with -o."
+        ) from error

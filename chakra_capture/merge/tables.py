@@ -1,0 +1,366 @@
+"""One window of one rank: host and device trace to linked columns in their final order."""
+
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import polars as pl
+
+from chakra_capture import annotations
+from chakra_capture.merge.collectives import host_collective, kernel_collective
+from chakra_capture.merge.link import HostLink, link_launches
+from chakra_capture.merge.nest import nest
+from chakra_capture.merge.rows import (
+    ACTIVITY_KINDS,
+    CODE,
+    CPU_KINDS,
+    DEVICE_KINDS,
+    device_kinds,
+    distinct_pairs,
+    end_of,
+    host_kinds,
+    of_kind,
+    tracks,
+)
+from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, concat_coded, missing
+from chakra_capture.trace.device import DeviceTrace
+from chakra_capture.trace.host import HostTrace
+
+_NESTS_OUTSIDE = ("python_function", "annotation", "host_op", "runtime")
+
+
+@dataclass(slots=True)
+class Columns:
+    """Linked rows of one window, sorted; row numbers are node ids within the window.
+
+    ``parent``, ``launch`` and ``host_parent`` are row numbers, -1 for none.
+    """
+
+    kind: "np.typing.NDArray[np.int8]"
+    name: Coded
+    ts_ns: Int64
+    dur_ns: Int64
+    pid: Int64
+    tid: Int64
+    ids: dict[str, Int64]
+    host_id: Int64
+    input_shapes: Coded
+    input_types: Coded
+    args: Coded
+    host_parent: Int64
+    parent: Int64 = field(default_factory=lambda: missing(0))
+    launch: Int64 = field(default_factory=lambda: missing(0))
+    self_ns: Int64 = field(default_factory=lambda: missing(0))
+    clipped_end_ns: Int64 = field(default_factory=lambda: missing(0))
+    step: Int64 = field(default_factory=lambda: missing(0))
+    repaired: Bool = field(default_factory=lambda: np.zeros(0, dtype=bool))
+    num_clipped: int = 0
+
+    def is_kind(self, *kinds: str) -> Bool:
+        return of_kind(self.kind, kinds)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
+    """Union of both files' rows with parents, launches, self times and steps."""
+    columns = _in_order(_union(host, device, host_link), host_only=device is None)
+    _nest_cpu(columns, host_only=device is None)
+    columns.launch = link_launches(
+        columns.ids["correlation_id"],
+        columns.ts_ns,
+        columns.dur_ns,
+        columns.is_kind("runtime"),
+        columns.is_kind(*ACTIVITY_KINDS),
+    )
+    _device_parents(columns)
+    columns.step = _steps(columns)
+    return columns
+
+
+def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
+    if device is None:
+        assert host is not None
+        return _host_columns(host, np.arange(host.num_nodes), tid=host.attrs["tid"].copy())
+    columns = _device_columns(device)
+    if host is None or host_link is None:
+        return columns
+    return _join(columns, host, host_link.device_row)
+
+
+def _device_columns(device: DeviceTrace) -> Columns:
+    kind = device_kinds(device)
+    size = device.num_rows
+    ids = dict(device.ids)
+    on_device = of_kind(kind, DEVICE_KINDS)
+    # Kineto gives device rows the device as pid and the stream as tid; the args say it too, mostly.
+    for key, fallback in (("device", device.pid), ("stream", device.tid)):
+        ids[key] = np.where(on_device, np.where(ids[key] == MISSING, fallback, ids[key]), MISSING)
+    return Columns(
+        kind=kind,
+        name=device.name,
+        ts_ns=device.ts_ns,
+        dur_ns=device.dur_ns,
+        pid=device.pid,
+        tid=device.tid,
+        ids=ids,
+        host_id=missing(size),
+        input_shapes=device.input_shapes,
+        input_types=device.input_types,
+        args=_with_category(device.args, device.category),
+        host_parent=np.full(size, -1, dtype=np.int64),
+    )
+
+
+def _host_columns(host: HostTrace, nodes: Int64, tid: Int64) -> Columns:
+    """Columns of the given host nodes alone; ``host_parent`` refers to positions in ``nodes``."""
+    size = len(nodes)
+    ids = {key: missing(size) for key in ("external_id", "correlation_id", "device", "stream")}
+    ids["record_function_id"] = host.attrs["rf_id"][nodes]
+    ids["sequence_number"] = host.attrs["seq_id"][nodes]
+    rest = Coded(host.rest.codes[nodes], [f'{{"host":{text}}}' for text in host.rest.values])
+    return Columns(
+        kind=host_kinds(host)[nodes],
+        name=Coded(host.name.codes[nodes], host.name.values),
+        ts_ns=missing(size),
+        dur_ns=missing(size),
+        pid=np.full(size, MISSING if host.pid is None else host.pid, dtype=np.int64),
+        tid=tid[nodes],
+        ids=ids,
+        host_id=host.node_id[nodes],
+        input_shapes=Coded(host.input_shapes.codes[nodes], host.input_shapes.values),
+        input_types=Coded(host.input_types.codes[nodes], host.input_types.values),
+        args=rest,
+        host_parent=host_parents(host)[nodes],
+    )
+
+
+def host_parents(host: HostTrace) -> Int64:
+    """Position of each node's parent in the host trace, -1 for none or a parent that was never written."""
+    position = {int(node): at for at, node in enumerate(host.node_id)}
+    return np.array([position.get(int(p), -1) for p in host.parent], dtype=np.int64)
+
+
+def _join(columns: Columns, host: HostTrace, device_row: Int64) -> Columns:
+    """Give linked rows what the host trace knows of them; append the nodes the device trace lacks."""
+    linked = np.flatnonzero(device_row >= 0)
+    rows = device_row[linked]
+    alone = np.flatnonzero(device_row < 0)
+    extra = _host_columns(host, alone, tid=_thread_ids(host, columns, device_row))
+    row_of_node = device_row.copy()
+    row_of_node[alone] = len(columns) + np.arange(len(alone))
+    all_parents = host_parents(host)
+    columns.host_id[rows] = host.node_id[linked]
+    parents = np.where(all_parents >= 0, row_of_node[np.maximum(all_parents, 0)], -1)
+    columns.host_parent[rows] = parents[linked]
+    extra.host_parent = parents[alone]
+    sequence = host.attrs["seq_id"][linked]
+    known = columns.ids["sequence_number"][rows] == MISSING
+    columns.ids["sequence_number"][rows] = np.where(known, sequence, columns.ids["sequence_number"][rows])
+    columns.input_shapes = _overlay(columns.input_shapes, rows, host.input_shapes, linked)
+    columns.input_types = _overlay(columns.input_types, rows, host.input_types, linked)
+    columns.args = _merge_args(columns.args, rows, host.rest, linked)
+    return _append(columns, extra)
+
+
+def _thread_ids(host: HostTrace, columns: Columns, device_row: Int64) -> Int64:
+    """Thread of each node as Kineto numbers it, learnt from the linked nodes of the same observer thread."""
+    linked = np.flatnonzero(device_row >= 0)
+    observer_tid, kineto_tid = host.attrs["tid"], missing(host.num_nodes)
+    for number in np.unique(observer_tid):
+        seen = columns.tid[device_row[linked[observer_tid[linked] == number]]]
+        if len(seen):
+            values, counts = np.unique(seen, return_counts=True)
+            kineto_tid[observer_tid == number] = values[np.argmax(counts)]
+    return kineto_tid
+
+
+def _overlay(column: Coded, rows: Int64, source: Coded, at: Int64) -> Coded:
+    """Replace ``column[rows]`` by ``source[at]``."""
+    both = concat_coded(column, Coded(source.codes[at], source.values))
+    codes = both.codes[: len(column)].copy()
+    codes[rows] = both.codes[len(column) :]
+    return Coded(codes, both.values)
+
+
+def _merge_args(args: Coded, rows: Int64, rest: Coded, at: Int64) -> Coded:
+    """Put the host's own attributes under "host" into the args of linked rows; one text per distinct pair."""
+    left, right = args.codes[rows].astype(np.int64), rest.codes[at].astype(np.int64)
+    first, second, number = distinct_pairs(left, right)
+    texts = [_insert_host(args.values[a], rest.values[b]) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
+    merged = Coded(number.astype(np.int32), texts)
+    return _overlay(args, rows, merged, np.arange(len(rows)))
+
+
+def _insert_host(args: str, host: str) -> str:
+    return f'{args[:-1]},"host":{host}}}'
+
+
+def _with_category(args: Coded, category: Coded) -> Coded:
+    """Prefix the args text with the category it came under."""
+    first, second, number = distinct_pairs(args.codes.astype(np.int64), category.codes.astype(np.int64))
+    texts = []
+    for a, c in zip(first.tolist(), second.tolist(), strict=True):
+        text = args.values[a] if a >= 0 else "{}"
+        name = msgspec.json.encode(category.values[c] if c >= 0 else None).decode()
+        texts.append(f'{{"cat":{name}}}' if text == "{}" else f'{{"cat":{name},{text[1:]}')
+    return Coded(number.astype(np.int32), texts)
+
+
+def _append(first: Columns, second: Columns) -> Columns:
+    def both(a: Int64, b: Int64) -> Int64:
+        return np.concatenate([a, b])
+
+    return Columns(
+        kind=np.concatenate([first.kind, second.kind]),
+        name=concat_coded(first.name, second.name),
+        ts_ns=both(first.ts_ns, second.ts_ns),
+        dur_ns=both(first.dur_ns, second.dur_ns),
+        pid=both(first.pid, second.pid),
+        tid=both(first.tid, second.tid),
+        ids={key: both(first.ids[key], second.ids[key]) for key in first.ids},
+        host_id=both(first.host_id, second.host_id),
+        input_shapes=concat_coded(first.input_shapes, second.input_shapes),
+        input_types=concat_coded(first.input_types, second.input_types),
+        args=concat_coded(first.args, second.args),
+        host_parent=both(first.host_parent, second.host_parent),
+    )
+
+
+def _in_order(columns: Columns, *, host_only: bool) -> Columns:
+    """Sort by (pid, tid, ts, -dur), the enclosing kind first on a tie, then in order of opening."""
+    opened = columns.ids["record_function_id"].copy()
+    opened[opened == MISSING] = columns.ids["external_id"][opened == MISSING]
+    if host_only:
+        opened = columns.host_id
+    depth = np.full(len(columns), len(_NESTS_OUTSIDE), dtype=np.int64)
+    for level, kind in enumerate(_NESTS_OUTSIDE):
+        depth[columns.is_kind(kind)] = max(level, 1) if kind == "annotation" else level
+    depth[columns.is_kind("host_op")] = 1
+    last = np.where(columns.dur_ns == MISSING, np.iinfo(np.int64).min, -columns.dur_ns)
+    order = np.lexsort((opened, depth, last, columns.ts_ns, columns.tid, columns.pid))
+    new_row = np.empty(len(order), dtype=np.int64)
+    new_row[order] = np.arange(len(order))
+    parent = columns.host_parent[order]
+
+    def take(coded: Coded) -> Coded:
+        return Coded(coded.codes[order], coded.values)
+
+    return Columns(
+        kind=columns.kind[order],
+        name=take(columns.name),
+        ts_ns=columns.ts_ns[order],
+        dur_ns=columns.dur_ns[order],
+        pid=columns.pid[order],
+        tid=columns.tid[order],
+        ids={key: values[order] for key, values in columns.ids.items()},
+        host_id=columns.host_id[order],
+        input_shapes=take(columns.input_shapes),
+        input_types=take(columns.input_types),
+        args=take(columns.args),
+        host_parent=np.where(parent >= 0, new_row[np.maximum(parent, 0)], -1),
+    )
+
+
+def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
+    """Parents, ends and self times of the CPU rows; rows without a start keep the host trace's parent."""
+    size = len(columns)
+    has_time = (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
+    columns.self_ns = np.where(has_time & columns.is_kind(*ACTIVITY_KINDS), columns.dur_ns, MISSING)
+    columns.clipped_end_ns = end_of(columns.ts_ns, columns.dur_ns)
+    columns.repaired = (columns.ts_ns != MISSING) & (columns.dur_ns == MISSING)
+    if not host_only:
+        columns.repaired |= (columns.ts_ns == MISSING) & (columns.host_id == MISSING)
+    timeless = columns.ts_ns == MISSING
+    columns.parent = np.where(timeless, columns.host_parent, -1)
+    rows = np.flatnonzero(columns.is_kind(*CPU_KINDS) & ~timeless)
+    if not len(rows):
+        return
+    track = tracks(columns.pid, columns.tid)
+    nesting = nest(track[rows], columns.ts_ns[rows], columns.dur_ns[rows])
+    columns.parent[rows] = np.where(nesting.parent >= 0, rows[np.maximum(nesting.parent, 0)], -1)
+    columns.self_ns[rows] = nesting.self_ns
+    columns.clipped_end_ns[rows] = nesting.end_ns
+    columns.repaired[rows] |= nesting.clipped
+    columns.num_clipped = int(np.count_nonzero(nesting.clipped))
+    assert size == len(columns.parent)
+
+
+def _device_parents(columns: Columns) -> None:
+    """Innermost host op or annotation, ProfilerStep excepted, around the launch of each device activity."""
+    activities = np.flatnonzero(columns.launch >= 0)
+    step_names = np.array([annotations.parse_step(v) is not None for v in columns.name.values], dtype=bool)
+    accepted = columns.is_kind("host_op", "annotation") & ~columns.name.mask_of(step_names)
+    at = columns.parent[columns.launch[activities]]
+    # One level of the call stack per round; every round moves all rows still searching.
+    while True:
+        searching = (at >= 0) & ~accepted[np.maximum(at, 0)]
+        if not searching.any():
+            break
+        at = np.where(searching, columns.parent[np.maximum(at, 0)], at)
+    columns.parent[activities] = at
+
+
+def step_rows(columns: Columns) -> Int64:
+    """Rows of the ProfilerStep annotations that have a start, in time order."""
+    numbers = _step_numbers(columns)
+    rows = np.flatnonzero((numbers != MISSING) & columns.is_kind("annotation", "host_op"))
+    return rows[np.argsort(columns.ts_ns[rows], kind="stable")]
+
+
+def _step_numbers(columns: Columns) -> Int64:
+    per_name = np.array(
+        [MISSING if (n := annotations.parse_step(v)) is None else n for v in columns.name.values] or [MISSING],
+        dtype=np.int64,
+    )
+    return np.where(columns.name.codes >= 0, per_name[columns.name.codes], MISSING)
+
+
+def _steps(columns: Columns) -> Int64:
+    """Step of each row: the ProfilerStep of its process that holds its start; of a device row that of its launch."""
+    numbers = _step_numbers(columns)
+    step = missing(len(columns))
+    marks = step_rows(columns)
+    marks = marks[columns.ts_ns[marks] != MISSING]
+    is_cpu = columns.is_kind(*CPU_KINDS, "overhead", "other") & (columns.ts_ns != MISSING)
+    for pid in np.unique(columns.pid[marks]):
+        mine = marks[columns.pid[marks] == pid]
+        rows = np.flatnonzero(is_cpu & (columns.pid == pid))
+        at = np.searchsorted(columns.ts_ns[mine], columns.ts_ns[rows], side="right") - 1
+        inside = (at >= 0) & (columns.ts_ns[rows] < columns.clipped_end_ns[mine[np.maximum(at, 0)]])
+        step[rows] = np.where(inside, numbers[mine[np.maximum(at, 0)]], MISSING)
+    step[marks] = numbers[marks]
+    launched = columns.launch >= 0
+    step[launched] = step[columns.launch[launched]]
+    return step
+
+
+def collectives(columns: Columns, stated: Coded | None = None) -> pl.Series:
+    """Collective of each communication row, null elsewhere."""
+    names = columns.name
+    values: list[str | None] = [None] * len(columns)
+    for row in np.flatnonzero(columns.is_kind("kernel")):
+        values[row] = kernel_collective(names[int(row)] or "", _stated(columns.args[int(row)]))
+    host = np.array([host_collective(v) is not None for v in names.values], dtype=bool)
+    for row in np.flatnonzero(columns.is_kind("host_op", "annotation") & names.mask_of(host)):
+        values[row] = host_collective(names[int(row)] or "")
+    return pl.Series("collective", values, dtype=pl.String)
+
+
+class _CommArgs(msgspec.Struct):
+    collective: str | None = msgspec.field(name="Collective name", default=None)
+
+
+def _stated(args: str | None) -> str | None:
+    if not args or "Collective name" not in args:
+        return None
+    try:
+        return msgspec.json.decode(args, type=_CommArgs).collective
+    except msgspec.DecodeError:
+        return None
+
+
+def number_of(columns: Columns, kind: str) -> int:
+    """Rows of one kind."""
+    return int(np.count_nonzero(columns.kind == CODE[kind]))

@@ -1,0 +1,1 @@
+"""Reading: trace files and folders to typed columns, and merged tables back to frames."""

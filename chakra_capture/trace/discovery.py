@@ -1,0 +1,206 @@
+"""Which trace files a PATH holds: our own run folders, or folders that NeMo, chakra or torch wrote."""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from chakra_capture import layout
+from chakra_capture.errors import TraceFileError
+
+_NUMBERED = re.compile(r"(?:(?P<side>host|device)[._-])?(?:rank[-_=]?)?(?P<rank>\d+)\.json(?:\.gz)?")
+_TORCH_NAME = re.compile(r".+\.pt\.trace\.json(?:\.gz)?")
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFiles:
+    """The files of one recorded cycle of one rank; at least one side is there."""
+
+    host: Path | None
+    device: Path | None
+    cycle: int = 0
+
+
+@dataclass(slots=True)
+class RankFiles:
+    """What was found for one rank; ``unfinished`` are files without their final name."""
+
+    rank: int
+    windows: list[WindowFiles] = field(default_factory=list)
+    unfinished: list[Path] = field(default_factory=list)
+
+    @property
+    def size_bytes(self) -> int:
+        files = [p for w in self.windows for p in (w.host, w.device) if p is not None]
+        return sum(p.stat().st_size for p in files if p.exists())
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run on disk: its ranks in order, and where its merged tables belong."""
+
+    paths: layout.RunPaths
+    ranks: tuple[RankFiles, ...]
+    other_jobs: tuple[str, ...] = ()
+
+    @property
+    def merged_ranks(self) -> dict[int, Path]:
+        """Folder of each merged rank (complete ones only)."""
+        return merged_ranks(self.paths.merged_dir)
+
+
+class _ManifestHead(msgspec.Struct):
+    world_size: int | None = None
+    complete: bool | None = None
+    reason: str | None = None
+
+
+def find_run(path: Path, job: str | None = None) -> Run:
+    """Find the run under ``path``: the newest one of a trace_dir, or the one named by ``job``.
+
+    Raises:
+        TraceFileError: the path does not exist, or holds nothing that looks like a trace.
+    """
+    if not path.exists():
+        raise TraceFileError(f"{path} does not exist. Give the trace_dir of a run, or a folder with its traces.")
+    if not path.is_dir():
+        raise TraceFileError(
+            f"{path} is a file, but a folder was expected. "
+            "Give the trace_dir, or merge single files with --host FILE --device FILE -o OUT."
+        )
+    inside = layout.RUN_FOLDER_NAME.fullmatch(path.resolve().name)
+    if inside and job is None and not _jobs(path):
+        path, job = path.resolve().parent, inside["job"]
+    jobs = _jobs(path)
+    if jobs:
+        return _own_run(path, jobs, job)
+    ranks = _foreign_ranks(path)
+    if not ranks and not merged_ranks(path):
+        raise TraceFileError(
+            f"{path} holds no traces: expected <job>_chakra and <job>_kineto folders, host/ and device/, "
+            "or *.pt.trace.json files. Give the trace_dir that the run wrote to."
+        )
+    return Run(layout.RunPaths(path, job or "0"), tuple(ranks))
+
+
+def merged_ranks(folder: Path) -> dict[int, Path]:
+    """Folders ``rank=<R>`` under ``folder`` whose merge is complete (link.json is written last)."""
+    if not folder.is_dir():
+        return {}
+    found = {
+        int(match["rank"]): child
+        for child in folder.iterdir()
+        if (match := layout.MERGED_RANK_NAME.fullmatch(child.name)) and (child / layout.LINK_FILE).is_file()
+    }
+    return dict(sorted(found.items()))
+
+
+def world_size(run: Run) -> int | None:
+    """World size as the manifests state it; None where no manifest says."""
+    for rank in run.ranks:
+        head = manifest_head(run.paths.manifest(rank.rank))
+        if head and head.world_size:
+            return head.world_size
+    return None
+
+
+def manifest_head(path: Path) -> _ManifestHead | None:
+    """What a rank's manifest says on top; None without a readable manifest."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_ManifestHead)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _jobs(path: Path) -> dict[str, float]:
+    """Jobs with a run folder in ``path``, with the time each was last written."""
+    jobs: dict[str, float] = {}
+    for child in path.iterdir():
+        match = layout.RUN_FOLDER_NAME.fullmatch(child.name)
+        if match and match["part"] != layout.MERGED_FOLDER and child.is_dir():
+            times = [child.stat().st_mtime_ns, *(f.stat().st_mtime_ns for f in child.iterdir())]
+            jobs[match["job"]] = max(jobs.get(match["job"], 0), *times)
+    return jobs
+
+
+def _own_run(path: Path, jobs: dict[str, float], job: str | None) -> Run:
+    if job is not None and job not in jobs:
+        raise TraceFileError(f"{path} has no run of job {job!r}; it has {', '.join(sorted(jobs))}. Give one with --job.")
+    chosen = job if job is not None else max(jobs, key=lambda name: (jobs[name], name))
+    paths = layout.RunPaths(path, chosen)
+    others = tuple(sorted(set(jobs) - {chosen}))
+    return Run(paths, tuple(_pair(paths.host_dir, paths.device_dir)), others)
+
+
+def _pair(host_dir: Path, device_dir: Path) -> list[RankFiles]:
+    """Pair ``rank-<R>[.cycle-<C>].json`` of both folders."""
+    sides = [_named(host_dir), _named(device_dir)]
+    ranks: dict[int, RankFiles] = {}
+    for rank, cycle in sorted({key for side in sides for key in side[0]}):
+        entry = ranks.setdefault(rank, RankFiles(rank))
+        entry.windows.append(WindowFiles(sides[0][0].get((rank, cycle)), sides[1][0].get((rank, cycle)), cycle))
+    for _, parts in sides:
+        for rank, path in parts:
+            ranks.setdefault(rank, RankFiles(rank)).unfinished.append(path)
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def _named(folder: Path) -> tuple[dict[tuple[int, int], Path], list[tuple[int, Path]]]:
+    finished: dict[tuple[int, int], Path] = {}
+    parts: list[tuple[int, Path]] = []
+    for child in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = layout.TRACE_NAME.fullmatch(child.name)
+        if match is None or not child.is_file():
+            continue
+        rank = int(match["rank"])
+        if match["part"]:
+            parts.append((rank, child))
+        else:
+            finished[rank, int(match["cycle"] or 0)] = child
+    return finished, parts
+
+
+def _foreign_ranks(path: Path) -> list[RankFiles]:
+    if (path / "host").is_dir() or (path / "device").is_dir():
+        return _by_number(_files(path / "host"), _files(path / "device"))
+    files = _files(path)
+    host = [p for p in files if (m := _NUMBERED.fullmatch(p.name)) and m["side"] == "host"]
+    device = [p for p in files if (m := _NUMBERED.fullmatch(p.name)) and m["side"] != "host"]
+    if host or device:
+        return _by_number(host, device)
+    traces = [p for p in files if _TORCH_NAME.fullmatch(p.name)]
+    return _by_content(traces)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_file()) if folder.is_dir() else []
+
+
+def _by_number(host: Iterable[Path], device: Iterable[Path]) -> list[RankFiles]:
+    sides = [{int(m["rank"]): p for p in side if (m := _NUMBERED.fullmatch(p.name))} for side in (host, device)]
+    ranks = sorted(set(sides[0]) | set(sides[1]))
+    return [RankFiles(rank, [WindowFiles(sides[0].get(rank), sides[1].get(rank))]) for rank in ranks]
+
+
+def _by_content(traces: list[Path]) -> list[RankFiles]:
+    """Number torch's own trace files by the rank they state; several of one rank are windows in name order."""
+    ranks: dict[int, RankFiles] = {}
+    for path, rank in _stated_ranks(traces):
+        entry = ranks.setdefault(rank, RankFiles(rank))
+        entry.windows.append(WindowFiles(None, path, len(entry.windows)))
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def _stated_ranks(traces: list[Path]) -> Iterator[tuple[Path, int]]:
+    from chakra_capture.trace.device import read_device_trace
+
+    for path in traces:
+        rank = read_device_trace(path).rank
+        if rank is None and len(traces) > 1:
+            raise TraceFileError(
+                f"{path} does not state its rank, and the folder holds {len(traces)} traces, so they cannot be told "
+                "apart. Name them rank-<R>.json in a folder device/."
+            )
+        yield path, rank or 0

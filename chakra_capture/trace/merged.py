@@ -1,0 +1,55 @@
+"""Reading merged tables back: one rank as lazy-loaded frames, for analyses and reports."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import polars as pl
+
+from chakra_capture import layout
+from chakra_capture.errors import TraceFileError
+
+
+@dataclass(frozen=True)
+class MergedTrace:
+    """The merged tables of one rank; each is read when first asked for."""
+
+    rank: int
+    folder: Path
+
+    @cached_property
+    def nodes(self) -> pl.DataFrame:
+        return self._read(layout.NODES_FILE)
+
+    @cached_property
+    def edges(self) -> pl.DataFrame:
+        return self._read(layout.EDGES_FILE)
+
+    @cached_property
+    def steps(self) -> pl.DataFrame:
+        return self._read(layout.STEPS_FILE)
+
+    @cached_property
+    def link(self) -> dict[str, Any]:
+        """link.json as written by merge."""
+        path = self.folder / layout.LINK_FILE
+        try:
+            loaded = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        except (OSError, msgspec.DecodeError) as error:
+            raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error
+        return loaded
+
+    @property
+    def device_activities(self) -> pl.DataFrame:
+        """Rows of kernels, copies and memsets that have a time."""
+        is_activity = pl.col("kind").is_in(["kernel", "memcpy", "memset"])
+        return self.nodes.filter(is_activity & pl.col("ts_ns").is_not_null() & pl.col("dur_ns").is_not_null())
+
+    def _read(self, name: str) -> pl.DataFrame:
+        path = self.folder / name
+        try:
+            return pl.read_parquet(path)
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error
