@@ -70,7 +70,7 @@ def test_window_is_accepted_exactly_when_it_records_a_step(start: int, end: int,
     values: dict[str, Any] = {"start_step": start, "end_step": end, "warmup_steps": warmup, "active_steps": active}
     if start + warmup <= end < start + 50:
         assert ChakraProfileConfig(**values).step_windows == (WindowConfig(**values),)
-        assert ChakraProfileConfig(windows=[values]).step_windows == (WindowConfig(**values),)
+        assert ChakraProfileConfig(windows=[WindowConfig(**values)]).step_windows == (WindowConfig(**values),)
     else:
         with pytest.raises(SettingsError):
             ChakraProfileConfig(**values)
