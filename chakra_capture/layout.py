@@ -19,9 +19,7 @@ STEPS_FILE = "steps.parquet"
 LINK_FILE = "link.json"
 
 RUN_FOLDER_NAME = re.compile(r"(?P<job>.+)_(?P<part>chakra|kineto|phases|run|merged)")
-TRACE_NAME = re.compile(
-    r"rank-(?P<rank>\d+)(?:\.cycle-(?P<cycle>\d+))?\.json(?P<gz>\.gz)?(?P<part>\.part)?"
-)
+TRACE_NAME = re.compile(r"rank-(?P<rank>\d+)(?:\.cycle-(?P<cycle>\d+))?\.json(?P<gz>\.gz)?(?P<part>\.part)?")
 MERGED_RANK_NAME = re.compile(r"rank=(?P<rank>\d+)")
 
 
@@ -29,6 +27,11 @@ def trace_file_name(rank: int, cycle: int = 0, *, compress: bool = False) -> str
     """Name the host or device trace of one rank; the first recorded cycle carries no number."""
     number = f".cycle-{cycle}" if cycle else ""
     return f"rank-{rank}{number}.json{'.gz' if compress else ''}"
+
+
+def rank_folder_name(rank: int) -> str:
+    """Name the folder that holds the merged tables of one rank."""
+    return f"rank={rank}"
 
 
 def part_path(final: Path) -> Path:
@@ -89,7 +92,7 @@ class RunPaths:
         return self.run_dir / CLAIM_FILE
 
     def merged_rank(self, rank: int) -> Path:
-        return self.merged_dir / f"rank={rank}"
+        return self.merged_dir / rank_folder_name(rank)
 
     def suffixed(self, number: int) -> "RunPaths":
         """Paths of the ``number``-th further run under the same job name."""

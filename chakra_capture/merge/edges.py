@@ -55,9 +55,7 @@ def find_edges(columns: Columns) -> Edges:
 
 def clock_offset(columns: Columns) -> int:
     """Smallest shift of the device clock, ns, under which no activity starts before its launch call; 0 if none."""
-    launched = np.flatnonzero(
-        (columns.launch >= 0) & (columns.ts_ns != MISSING) & columns.is_kind(*ACTIVITY_KINDS)
-    )
+    launched = np.flatnonzero((columns.launch >= 0) & (columns.ts_ns != MISSING) & columns.is_kind(*ACTIVITY_KINDS))
     if not len(launched):
         return 0
     lag = columns.ts_ns[launched] - columns.ts_ns[columns.launch[launched]]

@@ -31,3 +31,8 @@ def total(start: Int64, end: Int64) -> int:
 def clip(start: Int64, end: Int64, low: int, high: int) -> tuple[Int64, Int64]:
     """Cut intervals to [low, high)."""
     return np.clip(start, low, high), np.clip(end, low, high)
+
+
+def joined(first: tuple[Int64, Int64], second: tuple[Int64, Int64]) -> tuple[Int64, Int64]:
+    """Intervals of both, to be merged."""
+    return np.concatenate([first[0], second[0]]), np.concatenate([first[1], second[1]])

@@ -95,6 +95,11 @@ def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Wind
     if host is None and device is None:
         raise TraceFileError(f"rank {rank} has no trace file. Give a host trace, a device trace, or both.")
     _check_salvage(host, device, options)
+    if options.strict and files.unfinished:
+        raise TraceFileError(
+            f"{', '.join(str(p) for p in files.files)}: the process ended, or still runs, before these files were "
+            "whole. Leave --strict out to merge what is there."
+        )
     link, evidence, faults = None, None, []
     if host is not None and device is not None:
         is_cpu_op = of_kind(device_kinds(device), ("host_op", "annotation"))
@@ -103,15 +108,18 @@ def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Wind
         faults = check_pair(host, device, evidence, force=options.force)
     columns = link_rows(host, device, link)
     edges = find_edges(columns)
-    return _Window(columns, edges, _entry(host, device, columns, edges, link, evidence, faults))
+    entry = _entry(host, device, columns, edges, link, evidence, faults)
+    if files.unfinished:
+        entry["salvaged"] = True
+        entry["notes"].insert(0, "the process ended, or still runs, before its files were whole")
+    return _Window(columns, edges, entry)
 
 
 def _check_salvage(host: HostTrace | None, device: DeviceTrace | None, options: MergeOptions) -> None:
     for trace in (host, device):
         if options.strict and trace is not None and trace.salvage:
             raise TraceFileError(
-                f"{trace.path} is damaged: {'; '.join(trace.salvage.notes)}. "
-                "Leave --strict out to merge what is whole."
+                f"{trace.path} is damaged: {'; '.join(trace.salvage.notes)}. Leave --strict out to merge what is whole."
             )
 
 
@@ -196,7 +204,7 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
     linked = 0 if link is None else int(np.count_nonzero(link.device_row >= 0))
     known = set(host.node_id.tolist())
     dangling = [p for p in host.parent.tolist() if p != MISSING and p not in known]
-    only = {}
+    only: dict[str, int] = {}
     if link is not None:
         alone = np.flatnonzero((link.device_row < 0) & ~host.is_process & ~host.is_thread)
         for node in alone.tolist():

@@ -134,9 +134,7 @@ def _decode_elements(file: FileBytes, salvage: Salvage) -> _File:
     return parsed
 
 
-def _decode_each(
-    texts: Iterable[bytes], decoder: "msgspec.json.Decoder[_Event]", salvage: Salvage
-) -> Iterator[_Event]:
+def _decode_each(texts: Iterable[bytes], decoder: "msgspec.json.Decoder[_Event]", salvage: Salvage) -> Iterator[_Event]:
     for text in texts:
         try:
             yield decoder.decode(text)

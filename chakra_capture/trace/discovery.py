@@ -16,25 +16,31 @@ _TORCH_NAME = re.compile(r".+\.pt\.trace\.json(?:\.gz)?")
 
 @dataclass(frozen=True, slots=True)
 class WindowFiles:
-    """The files of one recorded cycle of one rank; at least one side is there."""
+    """The files of one recorded cycle of one rank; at least one side is there.
+
+    ``unfinished``: a file still has its ``.part`` name, so the process ended (or still runs) before it was whole.
+    """
 
     host: Path | None
     device: Path | None
     cycle: int = 0
+    unfinished: bool = False
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(path for path in (self.host, self.device) if path is not None)
 
 
 @dataclass(slots=True)
 class RankFiles:
-    """What was found for one rank; ``unfinished`` are files without their final name."""
+    """What was found for one rank."""
 
     rank: int
     windows: list[WindowFiles] = field(default_factory=list)
-    unfinished: list[Path] = field(default_factory=list)
 
     @property
     def size_bytes(self) -> int:
-        files = [p for w in self.windows for p in (w.host, w.device) if p is not None]
-        return sum(p.stat().st_size for p in files if p.exists())
+        return sum(path.stat().st_size for window in self.windows for path in window.files if path.exists())
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +49,39 @@ class Run:
 
     paths: layout.RunPaths
     ranks: tuple[RankFiles, ...]
+    merged_dir: Path
     other_jobs: tuple[str, ...] = ()
 
     @property
     def merged_ranks(self) -> dict[int, Path]:
         """Folder of each merged rank (complete ones only)."""
-        return merged_ranks(self.paths.merged_dir)
+        return merged_ranks(self.merged_dir)
+
+    @property
+    def manifests(self) -> dict[int, "ManifestHead"]:
+        """What each rank's manifest says; ranks without a readable one are left out."""
+        heads = {rank.rank: manifest_head(self.paths.manifest(rank.rank)) for rank in self.ranks}
+        return {rank: head for rank, head in heads.items() if head is not None}
 
 
-class _ManifestHead(msgspec.Struct):
+class _ManifestWindow(msgspec.Struct):
+    cycle: int = 0
+    start_step: int | None = None
+    end_step: int | None = None
+    steps: list[int] = msgspec.field(default_factory=list)
+    partial_step: int | None = None
+    reason: str | None = None
+
+
+class ManifestHead(msgspec.Struct):
+    """What of a rank's manifest the offline half reads."""
+
     world_size: int | None = None
     complete: bool | None = None
     reason: str | None = None
+    detail: str | None = None
+    faults: list[str] = msgspec.field(default_factory=list)
+    windows: list[_ManifestWindow] = msgspec.field(default_factory=list)
 
 
 def find_run(path: Path, job: str | None = None) -> Run:
@@ -76,13 +103,16 @@ def find_run(path: Path, job: str | None = None) -> Run:
     jobs = _jobs(path)
     if jobs:
         return _own_run(path, jobs, job)
+    paths = layout.RunPaths(path, job or "0")
+    if merged_ranks(path):
+        return Run(paths, (), path)
     ranks = _foreign_ranks(path)
-    if not ranks and not merged_ranks(path):
+    if not ranks:
         raise TraceFileError(
             f"{path} holds no traces: expected <job>_chakra and <job>_kineto folders, host/ and device/, "
             "or *.pt.trace.json files. Give the trace_dir that the run wrote to."
         )
-    return Run(layout.RunPaths(path, job or "0"), tuple(ranks))
+    return Run(paths, tuple(ranks), paths.merged_dir)
 
 
 def merged_ranks(folder: Path) -> dict[int, Path]:
@@ -97,19 +127,10 @@ def merged_ranks(folder: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def world_size(run: Run) -> int | None:
-    """World size as the manifests state it; None where no manifest says."""
-    for rank in run.ranks:
-        head = manifest_head(run.paths.manifest(rank.rank))
-        if head and head.world_size:
-            return head.world_size
-    return None
-
-
-def manifest_head(path: Path) -> _ManifestHead | None:
+def manifest_head(path: Path) -> ManifestHead | None:
     """What a rank's manifest says on top; None without a readable manifest."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=_ManifestHead)
+        return msgspec.json.decode(path.read_bytes(), type=ManifestHead)
     except (OSError, msgspec.DecodeError):
         return None
 
@@ -127,39 +148,34 @@ def _jobs(path: Path) -> dict[str, float]:
 
 def _own_run(path: Path, jobs: dict[str, float], job: str | None) -> Run:
     if job is not None and job not in jobs:
-        raise TraceFileError(f"{path} has no run of job {job!r}; it has {', '.join(sorted(jobs))}. Give one with --job.")
+        raise TraceFileError(
+            f"{path} has no run of job {job!r}; it has {', '.join(sorted(jobs))}. Give one with --job."
+        )
     chosen = job if job is not None else max(jobs, key=lambda name: (jobs[name], name))
     paths = layout.RunPaths(path, chosen)
     others = tuple(sorted(set(jobs) - {chosen}))
-    return Run(paths, tuple(_pair(paths.host_dir, paths.device_dir)), others)
+    return Run(paths, tuple(_pair(paths.host_dir, paths.device_dir)), paths.merged_dir, others)
 
 
 def _pair(host_dir: Path, device_dir: Path) -> list[RankFiles]:
-    """Pair ``rank-<R>[.cycle-<C>].json`` of both folders."""
-    sides = [_named(host_dir), _named(device_dir)]
+    """Pair the files of both folders by rank and cycle; a ``.part`` stands in for a missing file."""
+    host, device = _named(host_dir), _named(device_dir)
     ranks: dict[int, RankFiles] = {}
-    for rank, cycle in sorted({key for side in sides for key in side[0]}):
-        entry = ranks.setdefault(rank, RankFiles(rank))
-        entry.windows.append(WindowFiles(sides[0][0].get((rank, cycle)), sides[1][0].get((rank, cycle)), cycle))
-    for _, parts in sides:
-        for rank, path in parts:
-            ranks.setdefault(rank, RankFiles(rank)).unfinished.append(path)
+    for rank, cycle in sorted(set(host) | set(device)):
+        files = [side.get((rank, cycle)) for side in (host, device)]
+        unfinished = any(path is not None and path.name.endswith(layout.PART_SUFFIX) for path in files)
+        ranks.setdefault(rank, RankFiles(rank)).windows.append(WindowFiles(files[0], files[1], cycle, unfinished))
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def _named(folder: Path) -> tuple[dict[tuple[int, int], Path], list[tuple[int, Path]]]:
-    finished: dict[tuple[int, int], Path] = {}
-    parts: list[tuple[int, Path]] = []
+def _named(folder: Path) -> dict[tuple[int, int], Path]:
+    found: dict[tuple[int, int], Path] = {}
+    # Sorted, so that a final name comes before the .part of the same trace.
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = layout.TRACE_NAME.fullmatch(child.name)
-        if match is None or not child.is_file():
-            continue
-        rank = int(match["rank"])
-        if match["part"]:
-            parts.append((rank, child))
-        else:
-            finished[rank, int(match["cycle"] or 0)] = child
-    return finished, parts
+        if match and child.is_file():
+            found.setdefault((int(match["rank"]), int(match["cycle"] or 0)), child)
+    return found
 
 
 def _foreign_ranks(path: Path) -> list[RankFiles]:

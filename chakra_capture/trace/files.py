@@ -59,7 +59,7 @@ def _gunzip(raw: bytes) -> tuple[bytes, str | None]:
             while at < len(raw) and not member.eof:
                 parts.append(member.decompress(view[at : at + _CHUNK]))
                 at = min(len(raw), at + _CHUNK)
-        except (isal_zlib.error, zlib.error) as error:
+        except (isal_zlib.error, zlib.error) as error:  # type: ignore[misc]  # isal's stub types its error as an instance
             return b"".join(parts), f"damaged gzip ({error})"
         if not member.eof:
             return b"".join(parts), "truncated gzip"

@@ -49,7 +49,7 @@ NODES = Table(
         Column("kind", pl.Enum(KINDS), "what the row is, from the category of the device file where there is one"),
         Column("name", _TEXT, "name as recorded"),
         Column("parent_id", _INT, "CPU: innermost enclosing row of its thread (host trace alone: the parent recorded "
-               "there). Device activity: innermost host op or annotation, ProfilerStep excepted, that covers the launch"),
+               "there). Device activity: innermost host op or annotation (never ProfilerStep) that covers the launch"),
         Column("launch_id", _INT, "device activity: the runtime call with its correlation id, outermost if nested"),
         Column("ts_ns", _INT, "start, Unix epoch", "ns"),
         Column("dur_ns", _INT, "duration as read; null if missing or negative", "ns"),

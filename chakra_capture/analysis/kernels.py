@@ -1,0 +1,30 @@
+"""Kernels, copies and memsets of one rank by name."""
+
+import polars as pl
+
+from chakra_capture.trace.merged import MergedTrace
+from chakra_capture.trace.schema import KINDS, Column
+
+SCHEMA = (
+    Column("name", pl.String, "name of the device activity"),
+    Column("kind", pl.Enum(KINDS), "kernel, memcpy or memset"),
+    Column("count", pl.Int64, "how often it ran"),
+    Column("total_ns", pl.Int64, "sum of its durations", "ns"),
+    Column("mean_ns", pl.Float64, "mean duration", "ns"),
+    Column("share", pl.Float64, "total_ns as a part of the summed durations of all device activities"),
+)
+
+
+def kernel_summary(trace: MergedTrace) -> pl.DataFrame:
+    """Rank device activities by their summed duration, longest first."""
+    return (
+        trace.device_activities.group_by("name", "kind")
+        .agg(
+            pl.len().cast(pl.Int64).alias("count"),
+            pl.col("dur_ns").sum().alias("total_ns"),
+            pl.col("dur_ns").mean().alias("mean_ns"),
+        )
+        .with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum())
+        .sort("total_ns", "name", descending=[True, False])
+        .select([column.name for column in SCHEMA])
+    )

@@ -1,0 +1,161 @@
+"""What a run recorded and how good it is: the numbers behind ``summary``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from chakra_capture.analysis.device import device_time
+from chakra_capture.analysis.kernels import kernel_summary
+from chakra_capture.analysis.operators import operator_summary
+from chakra_capture.analysis.steps import step_summary
+from chakra_capture.trace.discovery import Run
+from chakra_capture.trace.merged import MergedTrace
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RankOverview:
+    """One rank: what was recorded, linked and measured; None means not measured.
+
+    Attributes:
+        host_linked: host ops that are in the device trace too, of ``host_ops``.
+        launched: device activities whose launch is in the file, of ``activities``.
+    """
+
+    rank: int
+    steps: tuple[int, ...]
+    step_time: dict[str, Any] | None
+    device: dict[str, Any] | None
+    host_ops: int | None
+    host_linked: int | None
+    activities: int | None
+    launched: int | None
+    salvaged: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """A run in numbers.
+
+    Attributes:
+        world_size: as manifests or traces state it, None if neither does.
+        operators: operator_summary summed over the ranks shown.
+        kernels: kernel_summary summed over the ranks shown.
+        recordings: per rank with a manifest, what was asked for and what was recorded.
+    """
+
+    ranks: tuple[RankOverview, ...]
+    world_size: int | None
+    operators: pl.DataFrame
+    kernels: pl.DataFrame
+    recordings: dict[int, dict[str, Any]]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "world_size": self.world_size,
+            "ranks": [{slot: getattr(rank, slot) for slot in RankOverview.__slots__} for rank in self.ranks],
+            "operators": self.operators.to_dicts(),
+            "kernels": self.kernels.to_dicts(),
+            "recordings": {str(rank): value for rank, value in self.recordings.items()},
+            "notes": list(self.notes),
+        }
+
+
+def overview(run: Run, traces: list[MergedTrace]) -> Overview:
+    """Sum up a merged run.
+
+    Args:
+        run: where it lies; its manifests say what was asked for.
+        traces: the merged ranks to show.
+    """
+    ranks = tuple(_rank(trace) for trace in traces)
+    world_size = _world_size(run, traces)
+    manifests = run.manifests
+    recordings = {
+        rank: {
+            "complete": head.complete,
+            "reason": head.reason,
+            "detail": head.detail,
+            "faults": head.faults,
+            "windows": [{f: getattr(window, f) for f in window.__struct_fields__} for window in head.windows],
+        }
+        for rank, head in sorted(manifests.items())
+    }
+    operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
+    kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
+    return Overview(ranks, world_size, operators, kernels, recordings, tuple(_notes(run, traces, world_size)))
+
+
+def _rank(trace: MergedTrace) -> RankOverview:
+    windows = trace.link["windows"]
+    hosts = [w["host"] for w in windows if w["host"]]
+    devices = [w["device"] for w in windows if w["device"]]
+    both = [w["host"] for w in windows if w["host"] and w["device"]]
+    step_time, device = step_summary(trace), device_time(trace)
+    return RankOverview(
+        rank=trace.rank,
+        steps=tuple(sorted(set(trace.steps["step"].drop_nulls().to_list()))),
+        step_time=None if step_time.is_empty() else step_time.row(0, named=True),
+        device=None if device.is_empty() else device.row(0, named=True),
+        host_ops=sum(h["num_nodes"] - h["num_roots"] for h in hosts) if hosts else None,
+        host_linked=sum(h["num_linked"] for h in both) if both else None,
+        activities=sum(d["num_activities"] for d in devices) if devices else None,
+        launched=sum(d["num_launched"] for d in devices) if devices else None,
+        salvaged=any(w["salvaged"] for w in windows),
+        notes=tuple(note for w in windows for note in _window_notes(w)),
+    )
+
+
+def _window_notes(window: dict[str, Any]) -> list[str]:
+    notes = list(window["notes"])
+    pairing, host, device = window["pairing"], window["host"], window["device"]
+    if pairing and pairing["faults"]:
+        notes.append(f"merged by force: {'; '.join(pairing['faults'])}")
+    if pairing and not pairing["num_device_ids"] and host["num_with_record_function_id"]:
+        notes.append("the device trace has no record-function ids, so no host op could be linked")
+    if device and device["orphans"]["launch_not_in_file"]:
+        notes.append(f"{device['orphans']['launch_not_in_file']} device activities were launched outside the recording")
+    if window["clock_offset_ns"]:
+        notes.append(f"device clock is {window['clock_offset_ns']} ns behind the host clock")
+    return notes
+
+
+def _world_size(run: Run, traces: list[MergedTrace]) -> int | None:
+    stated = [head.world_size for head in run.manifests.values() if head.world_size]
+    stated += [w["device"]["world_size"] for t in traces for w in t.link["windows"] if w["device"]]
+    sizes = [size for size in stated if size]
+    return max(sizes) if sizes else None
+
+
+def _notes(run: Run, traces: list[MergedTrace], world_size: int | None) -> list[str]:
+    notes = []
+    missing = sorted(set(range(world_size or 0)) - {trace.rank for trace in traces})
+    if missing:
+        shown = ", ".join(str(rank) for rank in missing[:8]) + (" ..." if len(missing) > 8 else "")
+        notes.append(f"{len(missing)} of {world_size} ranks are missing here: {shown}")
+    for rank, head in sorted(run.manifests.items()):
+        if head.complete is False:
+            notes.append(f"rank {rank}: recording is incomplete ({head.detail or head.reason})")
+    if run.other_jobs:
+        notes.append(f"newest run shown; others here: {', '.join(run.other_jobs)} (choose with --job)")
+    return notes
+
+
+def _summed(tables: list[pl.DataFrame], keys: list[str], weight: str) -> pl.DataFrame:
+    """Add the tables of several ranks; shares anew from the sums."""
+    table = pl.concat(tables)
+    sums = [c for c in table.columns if c not in keys and c not in ("share", "mean_ns")]
+    summed = table.group_by(keys).agg(pl.col(c).sum() for c in sums)
+    if "mean_ns" in table.columns:
+        summed = summed.with_columns(mean_ns=pl.col(weight) / pl.col("count"))
+    return (
+        summed.with_columns(share=pl.col(weight) / pl.col(weight).sum())
+        .sort(weight, *keys, descending=[True, *[False] * len(keys)])
+        .select(table.columns)
+    )

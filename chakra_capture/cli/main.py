@@ -1,0 +1,67 @@
+"""Entry points ``chakra-capture`` and ``merge-traces``."""
+
+import sys
+
+from cyclopts import App, CycloptsError
+
+from chakra_capture.cli.inspect import inspect
+from chakra_capture.cli.merge import merge
+from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, print_error
+from chakra_capture.cli.summary import summary
+from chakra_capture.errors import ChakraCaptureError
+
+_HELP = """Merge, check and explain recorded PyTorch training traces.
+
+A run is recorded by your training job (see the README); then
+
+    chakra-capture merge TRACE_DIR      link host and device traces of every rank
+    chakra-capture summary TRACE_DIR    see where the step time goes
+
+Exit status: 0 ok, 1 bad input, 2 wrong usage.
+"""
+
+
+def app() -> App:
+    """Build the command line."""
+    built = App(
+        name="chakra-capture", help=_HELP, version=_version, help_format="plaintext", end_of_options_delimiter=""
+    )
+    built.command(merge)
+    built.command(summary)
+    built.command(inspect)
+    return built
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run ``chakra-capture`` and leave with its exit status."""
+    sys.exit(_run(app(), argv))
+
+
+def merge_traces(argv: list[str] | None = None) -> None:
+    """Run ``merge-traces``, which is ``chakra-capture merge``."""
+    built = App(name="merge-traces", version=_version, help_format="plaintext", help=merge.__doc__)
+    built.default(merge)
+    sys.exit(_run(built, argv))
+
+
+def _run(built: App, argv: list[str] | None) -> int:
+    try:
+        result = built(argv, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        print_error(f"{error} Try --help.")
+        return EXIT_USAGE
+    except ChakraCaptureError as error:
+        print_error(str(error))
+        return EXIT_BAD_INPUT
+    except KeyboardInterrupt:
+        print_error("interrupted; what was finished is kept.")
+        return 130
+    except BrokenPipeError:
+        return EXIT_BAD_INPUT
+    return result if isinstance(result, int) else 0
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("chakra-capture")

@@ -1,0 +1,175 @@
+"""``chakra-capture merge`` (also ``merge-traces``)."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from chakra_capture import layout
+from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_OK, number_ranges, print_error, print_json, progress
+from chakra_capture.errors import TraceFileError
+
+if TYPE_CHECKING:
+    from chakra_capture.merge.rank import MergeOptions, RankReport
+    from chakra_capture.trace.discovery import Run
+
+
+def merge(
+    path: Path | None = None,
+    /,
+    *,
+    host: Path | None = None,
+    device: Path | None = None,
+    rank: int | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    job: str | None = None,
+    ranks: Annotated[list[int] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    workers: int | None = None,
+    force: Annotated[bool, Parameter(negative=())] = False,
+    strict: Annotated[bool, Parameter(negative=())] = False,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Link the host and device traces of every rank into tables (Parquet).
+
+    PATH is the trace_dir of a run (its newest run is taken), one of its folders, or a folder that
+    NeMo, chakra's scripts or torch.profiler wrote. Host or device traces alone merge too.
+
+    Each rank gets rank=<R>/nodes.parquet, edges.parquet, steps.parquet and link.json under
+    <job>_merged beside the traces. A rank that cannot be merged is reported, the others merge, and
+    the exit status is 1.
+
+    Examples:
+        chakra-capture merge /data/traces
+        chakra-capture merge --host host.json --device device.json.gz -o merged
+
+    Parameters
+    ----------
+    path
+        Folder of a run.
+    host
+        One host trace (ExecutionTraceObserver), instead of PATH.
+    device
+        One device trace (Kineto), instead of PATH.
+    rank
+        Rank of the single files; default: from the file name or the device trace, else 0.
+    output
+        Folder for the merged ranks.
+    job
+        Job of a trace_dir that holds several runs; default: the newest.
+    ranks
+        Merge only these ranks.
+    workers
+        Ranks merged at once; default: one per core.
+    force
+        Merge files that are not of one process, rank and run all the same; link.json says so.
+    strict
+        Refuse damaged or unfinished files instead of merging what is whole.
+    json
+        Print a JSON report.
+    """
+    from chakra_capture.merge.rank import MergeOptions
+
+    options = MergeOptions(force=force, strict=strict)
+    run, out = _single(host, device, rank, path, output) if host or device else _folder(path, job, ranks, output)
+    reports = _merge(run, out, options, workers)
+    if json:
+        print_json(_as_json(out, reports))
+    else:
+        _print(out, reports)
+    return EXIT_BAD_INPUT if any(report.error for report in reports) else EXIT_OK
+
+
+def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output: Path | None) -> "tuple[Run, Path]":
+    from dataclasses import replace
+
+    from chakra_capture.trace.discovery import find_run
+
+    if path is None:
+        raise TraceFileError("nothing to merge: give the trace_dir of a run, or --host FILE --device FILE -o OUT.")
+    run = find_run(path, job)
+    if ranks is not None:
+        found = [files.rank for files in run.ranks]
+        unknown = sorted(set(ranks) - set(found))
+        if unknown:
+            raise TraceFileError(
+                f"{path} has no rank {unknown[0]}; it has {number_ranges(found)}. Name ranks that were recorded."
+            )
+        run = replace(run, ranks=tuple(files for files in run.ranks if files.rank in ranks))
+    if not run.ranks:
+        raise TraceFileError(f"{path} is merged already and holds no traces. Give the folder with the traces.")
+    return run, output or run.merged_dir
+
+
+def _single(
+    host: Path | None, device: Path | None, rank: int | None, path: Path | None, output: Path | None
+) -> "tuple[Run, Path]":
+    from chakra_capture.trace.discovery import RankFiles, Run, WindowFiles
+
+    if path is not None:
+        raise TraceFileError(f"give either the folder {path} or --host/--device, not both.")
+    if output is None:
+        raise TraceFileError("--host/--device need a folder for the result. Give it with -o OUT.")
+    number = rank if rank is not None else _stated_rank(host, device)
+    files = RankFiles(number, [WindowFiles(host, device)])
+    return Run(layout.RunPaths(output, "0"), (files,), output), output
+
+
+def _stated_rank(host: Path | None, device: Path | None) -> int:
+    """Rank that the files state themselves; 0 if neither does."""
+    for path in (host, device):
+        match = re.search(r"(?:rank|host|device)[-_.=](\d+)", path.name) if path else None
+        if match:
+            return int(match[1])
+    from chakra_capture.trace.device import read_device_trace
+
+    stated = read_device_trace(device).rank if device else None
+    return stated or 0
+
+
+def _merge(run: "Run", out: Path, options: "MergeOptions", workers: int | None) -> "list[RankReport]":
+    from chakra_capture.merge.run import merge_run
+
+    with progress(len(run.ranks), "Merging ranks") as bar:
+
+        def on_rank(_: "RankReport") -> None:
+            if bar is not None:
+                bar.advance(bar.task_ids[0])
+
+        return merge_run(run, out, options, workers=workers, on_rank=on_rank)
+
+
+def _as_json(out: Path, reports: "list[RankReport]") -> dict[str, Any]:
+    ranks = [{"rank": r.rank, "error": r.error, "windows": list(r.windows)} for r in reports]
+    return {"schema_version": 1, "output": str(out), "ranks": ranks}
+
+
+def _print(out: Path, reports: "list[RankReport]") -> None:
+    for report in reports:
+        if report.error:
+            print_error(f"rank {report.rank} was not merged: {report.error}")
+            continue
+        print(f"rank {report.rank}: {_headline(report)}")
+        for window in report.windows:
+            for note in window["notes"] + (window["pairing"] or {"faults": []})["faults"]:
+                print(f"  note: {note}")
+    merged = sum(report.error is None for report in reports)
+    print(f"{merged} of {len(reports)} ranks merged into {out}")
+
+
+def _headline(report: "RankReport") -> str:
+    parts = []
+    hosts = [w["host"] for w in report.windows if w["host"]]
+    devices = [w["device"] for w in report.windows if w["device"]]
+    if hosts and devices:
+        linked, ops = sum(h["num_linked"] for h in hosts), sum(h["num_nodes"] - h["num_roots"] for h in hosts)
+        parts.append(f"{linked} of {ops} host ops linked")
+    elif hosts:
+        parts.append(f"host trace alone, {sum(h['num_nodes'] for h in hosts)} nodes, no times")
+    if devices:
+        activities = sum(d["num_activities"] for d in devices)
+        launched = sum(d["num_launched"] for d in devices)
+        parts.append(f"{launched} of {activities} device activities linked" if activities else "no device activities")
+    steps = sorted({step for d in [*devices, *hosts] for step in d["steps"]})
+    parts.append(f"steps {number_ranges(steps)}")
+    return ", ".join(parts)

@@ -1,0 +1,82 @@
+"""How the command line speaks: times for people, JSON for machines, one sentence for an error."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+
+EXIT_OK = 0
+EXIT_BAD_INPUT = 1
+EXIT_USAGE = 2
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """Print one JSON object with NaN-free values."""
+    print(json.dumps(content, indent=2, allow_nan=False, default=str))
+
+
+def print_error(message: str) -> None:
+    """Print an error sentence on stderr."""
+    print(f"chakra-capture: {message}", file=sys.stderr)
+
+
+def console() -> "Console":
+    """A console for stdout: 80 columns where it is no terminal, colour only on one."""
+    from rich.console import Console
+
+    wide = None if sys.stdout.isatty() else 80
+    return Console(width=wide, highlight=False, soft_wrap=False, markup=False, emoji=False)
+
+
+@contextmanager
+def progress(total: int, what: str) -> Iterator["Progress | None"]:
+    """A progress bar on stderr; None where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        bar.add_task(what, total=total)
+        yield bar
+
+
+def duration(ns: float | None) -> str:
+    """Write a time for people: three significant digits or whole units; ``-`` for not measured."""
+    if ns is None:
+        return "-"
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if abs(ns) >= size:
+            return f"{ns / size:.2f} {unit}"
+    return f"{ns:.0f} ns"
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """Write a share; ``-`` where it has no meaning."""
+    return "-" if part is None or not whole else f"{100 * part / whole:.1f} %"
+
+
+def size(num_bytes: int) -> str:
+    """Write a file size for people."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= step:
+            return f"{num_bytes / step:.1f} {unit}"
+    return f"{num_bytes} B"
+
+
+def number_ranges(numbers: list[int]) -> str:
+    """Write sorted numbers as ranges: ``5-10, 12``; ``none`` if there are none."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(str(n) for n in part) for part in parts) or "none"

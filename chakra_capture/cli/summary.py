@@ -1,0 +1,224 @@
+"""``chakra-capture summary``: a run on one screen."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from chakra_capture.cli.output import (
+    EXIT_OK,
+    console,
+    duration,
+    number_ranges,
+    percent,
+    print_error,
+    print_json,
+)
+from chakra_capture.errors import TraceFileError
+
+if TYPE_CHECKING:
+    import polars as pl
+    from rich.console import Console
+    from rich.table import Table
+
+    from chakra_capture.analysis.overview import Overview, RankOverview
+    from chakra_capture.trace.discovery import Run
+
+_MAX_RANKS_SHOWN = 8
+_NAME_WIDTH = 48
+
+
+def summary(
+    path: Path,
+    /,
+    *,
+    job: str | None = None,
+    rank: int | None = None,
+    top: int = 8,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Show what a run recorded and where its step time went.
+
+    Ranks that are not merged yet, or whose traces are newer than their tables, are merged first.
+    Times are those of profiled steps; the profiler slows small CPU ops down. What a run did not
+    record is shown as "not measured", never as 0.
+
+    Parameters
+    ----------
+    path
+        Folder of a run, or of merged ranks.
+    job
+        Job of a trace_dir that holds several runs; default: the newest.
+    rank
+        Show one rank only.
+    top
+        Rows in the lists of operators and kernels.
+    json
+        Print JSON.
+    """
+    from chakra_capture.analysis.overview import overview
+    from chakra_capture.trace.discovery import find_run
+    from chakra_capture.trace.merged import MergedTrace
+
+    run = find_run(path, job)
+    _merge_stale(run)
+    merged = run.merged_ranks
+    if rank is not None and rank not in merged:
+        raise TraceFileError(
+            f"{path} has no merged rank {rank}; it has {number_ranges(list(merged))}. Name one of them."
+        )
+    if not merged:
+        raise TraceFileError(
+            f"no rank of {path} could be merged. See the messages above, or run: chakra-capture merge {path}"
+        )
+    shown = [number for number in merged if rank in (None, number)]
+    result = overview(run, [MergedTrace(number, merged[number]) for number in shown])
+    if json:
+        print_json(result.as_json())
+    else:
+        _print(run, result, top)
+    return EXIT_OK
+
+
+def _merge_stale(run: "Run") -> None:
+    """Merge the ranks whose tables are missing or older than a trace."""
+    from dataclasses import replace
+
+    from chakra_capture import layout
+    from chakra_capture.merge.rank import MergeOptions
+    from chakra_capture.merge.run import merge_run
+
+    merged = run.merged_ranks
+    stale = []
+    for files in run.ranks:
+        newest = max((p.stat().st_mtime_ns for w in files.windows for p in w.files), default=0)
+        folder = merged.get(files.rank)
+        if folder is None or (folder / layout.LINK_FILE).stat().st_mtime_ns < newest:
+            stale.append(files)
+    for report in merge_run(replace(run, ranks=tuple(stale)), run.merged_dir, MergeOptions()) if stale else ():
+        if report.error:
+            print_error(f"rank {report.rank} was not merged: {report.error}")
+
+
+def _print(run: "Run", result: "Overview", top: int) -> None:
+    out = console()
+    _print_head(out, run, result)
+    _print_steps(out, result)
+    _print_device(out, result)
+    _print_top(out, result, top)
+    for note in result.notes:
+        out.print(f"note: {note}")
+    for rank in result.ranks[:_MAX_RANKS_SHOWN]:
+        for note in rank.notes:
+            out.print(f"note: rank {rank.rank}: {note}")
+
+
+def _print_head(out: "Console", run: "Run", result: "Overview") -> None:
+    of_world = "" if result.world_size is None else f" of {result.world_size}"
+    out.print(f"Run {run.paths.job} in {run.paths.trace_dir}", soft_wrap=True)
+    numbers = number_ranges([rank.rank for rank in result.ranks])
+    out.print(f"Ranks      {len(result.ranks)}{of_world} ({numbers})")
+    steps = sorted({step for rank in result.ranks for step in rank.steps})
+    out.print(f"Steps      {number_ranges(steps)}{_coverage(result)}")
+    host, linked = _sum(result, "host_ops"), _sum(result, "host_linked")
+    activities, launched = _sum(result, "activities"), _sum(result, "launched")
+    out.print(
+        f"Host ops   {_of(linked, host)} linked to the device trace" if host is not None else "Host ops   not recorded"
+    )
+    if activities:
+        out.print(f"Device     {_of(launched, activities)} activities linked to their launch")
+    elif activities == 0:
+        out.print("Device     no device events in the traces: device time is not measured")
+    else:
+        out.print("Device     no device trace: times are not measured")
+    out.print()
+
+
+def _coverage(result: "Overview") -> str:
+    """How much of what was asked for is there, as the manifests say."""
+    asked, got = 0, 0
+    for recording in result.recordings.values():
+        for window in recording["windows"]:
+            if window["start_step"] is None or window["end_step"] is None:
+                continue
+            asked += window["end_step"] - window["start_step"] + 1
+            got += len(window["steps"])
+    return f" ({got} of the {asked} steps asked for, all ranks)" if asked else ""
+
+
+def _sum(result: "Overview", field: str) -> int | None:
+    values = [getattr(rank, field) for rank in result.ranks if getattr(rank, field) is not None]
+    return sum(values) if values else None
+
+
+def _of(part: int | None, whole: int | None) -> str:
+    if part is None:
+        return f"{whole} recorded, none"
+    return f"{part} of {whole} ({percent(part, whole)})"
+
+
+def _print_steps(out: "Console", result: "Overview") -> None:
+    table = _table("Step time (profiled)", "rank", "steps", "mean", "median", "min", "max")
+    for rank in result.ranks[:_MAX_RANKS_SHOWN]:
+        time = rank.step_time
+        if time:
+            values = [duration(time[key]) for key in ("mean_ns", "median_ns", "min_ns", "max_ns")]
+            table.add_row(str(rank.rank), str(time["num_steps"]), *values)
+        else:
+            table.add_row(str(rank.rank), "0", "not measured", "", "", "")
+    out.print(table)
+    if len(result.ranks) > _MAX_RANKS_SHOWN:
+        out.print(f"... and {len(result.ranks) - _MAX_RANKS_SHOWN} ranks more (--json has all)")
+    out.print()
+
+
+def _print_device(out: "Console", result: "Overview") -> None:
+    measured = [rank for rank in result.ranks if rank.device]
+    if not measured:
+        return
+    table = _table("Device time", "rank", "span", "compute", "exp. comm", "exp. copies", "idle", "comm", "busy")
+    for rank in measured[:_MAX_RANKS_SHOWN]:
+        table.add_row(str(rank.rank), *_device_cells(rank))
+    out.print(table)
+    out.print("compute + exposed communication + exposed copies + idle = span")
+    out.print()
+
+
+def _device_cells(rank: "RankOverview") -> list[str]:
+    device = rank.device or {}
+    span = device["span_ns"]
+    shares = ("compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns", "communication_ns", "busy_ns")
+    return [duration(span), *(percent(device[key], span) for key in shares)]
+
+
+def _print_top(out: "Console", result: "Overview", top: int) -> None:
+    if result.operators.height:
+        out.print(_top_table("Top operators by self time", result.operators.head(top), "self_ns"))
+        out.print()
+    if result.kernels.height:
+        out.print(_top_table("Top kernels by total time", result.kernels.head(top), "total_ns"))
+        out.print()
+
+
+def _top_table(title: str, rows: "pl.DataFrame", time: str) -> "Table":
+    table = _table(title, "name", "count", "time", "share")
+    table.columns[0].justify = "left"
+    for row in rows.iter_rows(named=True):
+        cells = (str(row["count"]), duration(row[time]), f"{100 * row['share']:.1f} %")
+        table.add_row(_shortened(row["name"], _NAME_WIDTH).ljust(_NAME_WIDTH), *cells)
+    return table
+
+
+def _shortened(name: str, width: int) -> str:
+    """Fit a name into ``width``: what a trace calls something may hold anything, line breaks too."""
+    line = "".join(c if c.isprintable() else " " for c in name.removeprefix("void "))
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
+def _table(title: str, *columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
