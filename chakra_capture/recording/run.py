@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import secrets
 import sys
@@ -54,6 +55,11 @@ def job_name(settings: ChakraProfileConfig, environ: Mapping[str, str]) -> str:
     elastic = environ.get("TORCHELASTIC_RUN_ID", "")
     name = settings.job_id or environ.get("SLURM_JOB_ID") or ("" if elastic == "none" else elastic) or "0"
     return _UNSAFE_IN_NAME.sub("_", name)
+
+
+def planned_paths(settings: ChakraProfileConfig) -> RunPaths:
+    """Return the names the run will have unless they are taken."""
+    return RunPaths(trace_folder(settings), job_name(settings, os.environ))
 
 
 def launch_id(environ: Mapping[str, str], *, with_address: bool) -> str:

@@ -1,0 +1,52 @@
+"""The leak guard: after every test the process is as it was before."""
+
+import gc
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from chakra_capture.recording import registry
+
+# Written by pytest itself, or once per process by torch and Lightning on first use.
+_NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PL_GLOBAL_SEED", "PL_SEED_WORKERS"}
+_FOREIGN_THREADS = ("execnet", "pytest", "tqdm", "Dummy")
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
+
+
+def _check_torch_is_free() -> None:
+    autograd = sys.modules.get("torch.autograd.profiler")
+    if autograd is None:
+        return
+    assert not autograd._is_profiler_enabled, "a torch profiler is still running"
+    observer = sys.modules["torch.profiler"].ExecutionTraceObserver
+    busy = [o for o in gc.get_objects() if type(o) is observer and (o.is_registered or o.is_running())]
+    assert not busy, "an ExecutionTraceObserver is still registered"
+
+
+def _check_loops_are_unpatched() -> None:
+    steps = sys.modules.get("chakra_capture.integrations.lightning.steps")
+    if steps is None:
+        return
+    followers = [o for o in gc.get_objects() if type(o) is steps.StepFollower]
+    assert not [f for f in followers if f.is_attached], "a training loop is still patched"
+
+
+@pytest.fixture(autouse=True)
+def leak_guard() -> Iterator[None]:
+    """Fail a test that leaves a profiler, observer, session, exit handler, patch, thread or variable behind."""
+    environment, threads = _environment(), set(threading.enumerate())
+    yield
+    # The exit handler is registered exactly while a session is open.
+    assert registry.is_idle(), "a recording session or recorder is still open"
+    registry.forget_runs()
+    _check_torch_is_free()
+    _check_loops_are_unpatched()
+    left = [t.name for t in set(threading.enumerate()) - threads if not t.name.startswith(_FOREIGN_THREADS)]
+    assert not left, f"threads left behind: {left}"
+    assert _environment() == environment, "an environment variable was changed"
