@@ -5,13 +5,12 @@ same settings module, must not depend on it.
 """
 
 import os
-import reprlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chakra_capture._config_values import boolean, check_known, shown
+from chakra_capture._config_values import abridged, boolean, check_known, shown
 from chakra_capture.errors import SettingsError
 
 NSYS_SECTION = "nsys_profile"
@@ -147,7 +146,7 @@ def _resolve(node: Any, raw: dict[str, Any], omegaconf: Any) -> tuple[dict[str, 
 def _unresolved(key: str, raw: object, error: Exception) -> SettingsError:
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return SettingsError(
-        f"{key} is {reprlib.repr(raw)}, which cannot be resolved: {reason}; expected a value that is known when "
+        f"{key} is {abridged(raw)}, which cannot be resolved: {reason}; expected a value that is known when "
         f"training starts. Define what it refers to, or write the value itself: {key}=..."
     )
 
@@ -183,7 +182,7 @@ def check_no_other_profiler(name: str, holders: tuple[Holder, ...]) -> None:
     if variable:
         raise SettingsError(
             f"{name}.enabled is true, but this process runs under another profiler ({variable}="
-            f"{reprlib.repr(os.environ[variable])}); expected none, because one process has one CUPTI client. "
+            f"{abridged(os.environ[variable])}); expected none, because one process has one CUPTI client. "
             f"Start the program without nsys/ncu, or set {name}.enabled=false."
         )
 

@@ -33,13 +33,20 @@ _JOB_ID = re.compile(r"[^\s/\\\x00-\x1f\x7f]{1,200}")
 _UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
 
 
+def abridged(value: object) -> str:
+    """Repr of a value as given, long enough for a path and short enough for a message."""
+    shortener = reprlib.Repr()
+    shortener.maxstring = shortener.maxother = 160
+    return shortener.repr(value)
+
+
 def shown(value: object) -> str:
     """Show a value as given, with its type where a reader could take it for something else."""
     if value is None:
         return "null"
     if isinstance(value, str):
-        return f"the text {reprlib.repr(value)}"
-    return f"{reprlib.repr(value)} ({type(value).__name__})"
+        return f"the text {abridged(value)}"
+    return f"{abridged(value)} ({type(value).__name__})"
 
 
 def wrong(key: str, value: object, expected: str, fix: str) -> SettingsError:
@@ -258,4 +265,4 @@ def check_known(section: str, given: Mapping[Any, object], known: Iterable[str])
             fix = f"Give the section itself: {key}.{section}."
         else:
             fix = f"Remove it; the settings are {', '.join(names)}."
-        raise SettingsError(f"{section}.{key} ({shown(value)}) is not a setting; expected a known key. {fix}")
+        raise SettingsError(f"{section}.{key}, given as {shown(value)}, is not a setting; expected a known key. {fix}")

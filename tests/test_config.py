@@ -150,7 +150,10 @@ def test_interpolated_trace_dir_is_resolved_once_at_setup(monkeypatch: pytest.Mo
         ("active_steps: 0", ["chakra_profile.active_steps is 0 (int)", "at least 1"]),
         ("active_steps: null", ["chakra_profile.active_steps is null", "at least 1"]),
         ("warmup_steps: -1", ["chakra_profile.warmup_steps is -1 (int)", "at least 0"]),
-        ("start_stp: 5", ["chakra_profile.start_stp (5 (int)) is not a setting", "chakra_profile.start_step?"]),
+        (
+            "start_stp: 5",
+            ["chakra_profile.start_stp, given as 5 (int), is not a setting", "chakra_profile.start_step?"],
+        ),
         ("zzz: 5", ["chakra_profile.zzz", "is not a setting", "enabled, start_step"]),
         ("trace_dir: ${work.dir}/t", ["chakra_profile.trace_dir is '${work.dir}/t'", "'work.dir' not found"]),
         ("trace_dir: ${oc.env:NO_SUCH}", ["chakra_profile.trace_dir", "NO_SUCH", "chakra_profile.trace_dir=..."]),
@@ -177,7 +180,7 @@ def test_interpolated_trace_dir_is_resolved_once_at_setup(monkeypatch: pytest.Mo
         ("windows: []", ["chakra_profile.windows is []", "at least one item"]),
         ("windows: 5", ["chakra_profile.windows is 5 (int)", "a list"]),
         ("windows: [5]", ["chakra_profile.windows[0] is 5 (int)", "a section"]),
-        ("windows: [{start: 5}]", ["chakra_profile.windows[0].start (5 (int))", "windows[0].start_step?"]),
+        ("windows: [{start: 5}]", ["chakra_profile.windows[0].start, given as 5 (int)", "windows[0].start_step?"]),
         ("windows: [{start_step: 9}]", ["windows[0].end_step is 2 but chakra_profile.windows[0].start_step is 9"]),
         ("windows: [{end_step: 999}]", ["chakra_profile.windows[0].start_step 2", "a window of 998 steps"]),
         (

@@ -100,7 +100,7 @@ def test_absent_or_null_section_is_off(source: object) -> None:
     assert settings_from(source) == ChakraProfileConfig()
 
 
-@pytest.mark.parametrize("wrap", [dict, OmegaConf.create])
+@pytest.mark.parametrize("wrap", [dict, OmegaConf.create, lambda whole: whole["chakra_profile"]])
 def test_section_given_as_text_says_that_hydra_did_not_find_the_group(wrap: Any) -> None:
     message = message_of(wrap({"chakra_profile": "one_step"}))
     assert message.startswith("chakra_profile is the text 'one_step': Hydra did not find the group")

@@ -70,8 +70,38 @@ def test_section_written_as_nemo_documents_it_needs_no_group(app: App) -> None:
     assert app.settings()["end_step"] == 10
     assert "chakra_profile.enabled and nsys_profile.enabled are both true" in app.error("nsys_profile.enabled=true")
     message = app.error("+chakra_profile.start_stp=5")
-    assert "chakra_profile.start_stp (5 (int)) is not a setting" in message
+    assert "chakra_profile.start_stp, given as 5 (int), is not a setting" in message
     assert "Did you mean chakra_profile.start_step?" in message
+
+
+STRUCTURED_APP = """
+from dataclasses import dataclass, field
+from typing import Any
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING
+from chakra_capture.config import ChakraProfileConfig, settings_from
+
+@dataclass
+class AppConfig:
+    defaults: list[Any] = field(default_factory=lambda: [{"chakra_profile": "one_step"}, "_self_"])
+    chakra_profile: ChakraProfileConfig = MISSING
+
+ConfigStore.instance().store(name="app", node=AppConfig)
+
+@hydra.main(version_base="1.3", config_path=None, config_name="app")
+def main(config):
+    settings = settings_from(config)
+    print('{"trace_dir": "%s", "end_step": %d}' % (settings.trace_dir, settings.end_step))
+
+main()
+"""
+
+
+def test_structured_application_can_hold_the_dataclass_as_a_field(app: App) -> None:
+    (app.folder / "app.py").write_text(STRUCTURED_APP)
+    settings = app.settings("chakra_profile.trace_dir=t", "chakra_profile.end_step=3")
+    assert settings == {"trace_dir": "t", "end_step": 3}
 
 
 def test_preset_of_the_application_extends_the_schema(app: App) -> None:
@@ -90,7 +120,7 @@ def test_unknown_key_on_the_command_line_is_named(app: App) -> None:
 def test_unknown_key_forced_in_with_a_plus_is_refused_when_the_settings_are_read(app: App) -> None:
     # Hydra itself lets + add any key, also below a schema.
     message = app.error("+chakra_profile=one_step", "chakra_profile.trace_dir=t", "+chakra_profile.start_stp=5")
-    assert "chakra_profile.start_stp (5 (int)) is not a setting" in message
+    assert "chakra_profile.start_stp, given as 5 (int), is not a setting" in message
     assert "Did you mean chakra_profile.start_step?" in message
 
 
@@ -164,9 +194,9 @@ def test_every_preset_composes_and_is_valid(app: App) -> None:
 def test_preset_repeats_no_default_and_says_what_it_is_for(preset: Path) -> None:
     text = preset.read_text()
     assert text.startswith("# ")
-    values = OmegaConf.create(text)
+    values: Any = OmegaConf.load(preset)
     assert values.pop("defaults")[0] == "schema"
-    defaults = {row.key: OmegaConf.create(f"x: {row.default}").x for row in settings_table()}
+    defaults: dict[Any, Any] = {row.key: OmegaConf.create(f"x: {row.default}").x for row in settings_table()}
     assert [key for key, value in values.items() if defaults[key] == value] == []
 
 

@@ -59,9 +59,11 @@ def environment(
     # Dependencies come from the running environment. A path in a .pth file does not run the .pth files found there,
     # so an editable install of this project in that environment stays invisible.
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
-    what = {"wheel": [*built.glob("*.whl")], "sdist": [*built.glob("*.tar.gz")], "editable": ["-e", source]}[
-        request.param
-    ]
+    what: list[str | Path] = {
+        "wheel": [*built.glob("*.whl")],
+        "sdist": [*built.glob("*.tar.gz")],
+        "editable": ["-e", source],
+    }[request.param]
     python = folder / "bin" / "python"
     pip = (python, "-m", "pip", "install", "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed")
     run(*pip, *what, cwd=folder)

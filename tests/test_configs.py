@@ -1,0 +1,70 @@
+"""The example configurations: every command of configs/README.md runs and leaves the files that it promises."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chakra_capture.layout import RunPaths
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+COMMANDS = re.findall(r"^\| `python (configs/[^`]+)` \|", (CONFIGS / "README.md").read_text(), re.MULTILINE)
+HAS_SUBMITIT = importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None
+
+
+def run(command: str, folder: Path) -> str:
+    script, *arguments = shlex.split(command)
+    environment = {k: v for k, v in os.environ.items() if k not in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "SCRATCH")}
+    done = subprocess.run(
+        [sys.executable, CONFIGS.parent / script, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def recorded_steps(trace: Path) -> set[int]:
+    return {int(step) for step in re.findall(r"ProfilerStep#(\d+)", trace.read_text())}
+
+
+def promised_steps(command: str) -> set[int]:
+    if "warm_window" in command:
+        return {12, 13, 14}
+    return {5, 6, 7, 8, 9, 10} if "nemo_app" in command else {2}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if "slurm" not in command])
+def test_documented_command_records_the_promised_steps_in_both_files(command: str, tmp_path: Path) -> None:
+    run(command, tmp_path)
+    folders = sorted(tmp_path.glob("**/traces"))
+    assert len(folders) == (2 if "--multirun" in command else 1)
+    for folder in folders:
+        paths = RunPaths(folder, "0")
+        assert recorded_steps(paths.host_trace(0)) == promised_steps(command)
+        assert recorded_steps(paths.device_trace(0)) == promised_steps(command)
+        assert paths.manifest(0).exists()
+        assert not list(folder.glob("**/*.part"))
+
+
+def test_documented_slurm_command_composes(tmp_path: Path) -> None:
+    (command,) = [command for command in COMMANDS if "slurm" in command]
+    without_launcher = command if HAS_SUBMITIT else command.replace("hydra/launcher=submitit_slurm", "")
+    job = run(without_launcher.replace("--multirun", "--cfg job"), tmp_path)
+    assert "chakra_profile:\n  enabled: true\n" in job
+    assert "warmup_steps: 2\n" in job
+    assert "job_id: null\n" in job
+
+
+def test_every_example_is_documented() -> None:
+    text = (CONFIGS / "README.md").read_text()
+    for path in [*CONFIGS.glob("*.py"), *CONFIGS.glob("*.yaml")]:
+        assert path.stem in text
