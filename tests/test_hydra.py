@@ -1,6 +1,7 @@
 """The group ``chakra_profile`` in real ``python app.py ...`` runs of an application that knows nothing of it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra_app import App
