@@ -52,6 +52,7 @@ class Recorder:
         self._annotation: record_function | None = None
         self._open_step: int | None = None
         self._is_running = False
+        self._reserved: list[Path] = []
         self._problems: list[str] = []
 
     @property
@@ -66,19 +67,18 @@ class Recorder:
             RecordingError: profiler or observer are in use, or the folder cannot be written to.
         """
         registry.acquire_recorder(self)
-        reserved: list[Path] = []
         try:
             refuse_other_profilers()
             for final in (self._host_final, self._device_final):
                 files.reserve(part_path(final))
-                reserved.append(part_path(final))
+                self._reserved.append(part_path(final))
             observer = HostObserver(part_path(self._host_final))
             observer.register()
             self._observer = observer
             self._profiler = _make_profiler(self._settings, observer, self._run.manifest.unavailable_options)
             self._profiler.prepare_trace()
         except BaseException:
-            self._drop(reserved)
+            self._drop()
             raise
 
     def enter_step(self, step: int) -> None:
@@ -112,7 +112,7 @@ class Recorder:
         if not self._is_running:
             if self.record.started is None:
                 self.record.reason = reason
-                self._drop([part_path(self._host_final), part_path(self._device_final)])
+                self._drop()
             return
         self._is_running = False
         self.record.reason = reason
@@ -201,13 +201,14 @@ class Recorder:
         if annotation is not None:
             annotation.__exit__(None, None, None)
 
-    def _drop(self, reserved: list[Path]) -> None:
+    def _drop(self) -> None:
         """Give everything back; nothing was recorded."""
         self._profiler = None
         if self._observer is not None:
             self._observer.unregister()
             self._observer = None
-        files.discard(*reserved)
+        files.discard(*self._reserved)
+        self._reserved.clear()
         registry.release_recorder(self)
 
     def _publish(self) -> None:

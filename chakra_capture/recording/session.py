@@ -152,9 +152,10 @@ class Session:
             self._disarm()
             raise
         except Exception as fault:
+            is_first = not self._is_faulty
             self._report(fault)
             self._disarm()
-            if may_raise and self._settings.on_fault is OnFault["raise"]:
+            if is_first and may_raise and self._settings.on_fault is OnFault["raise"]:
                 if isinstance(fault, ChakraCaptureError):
                     raise
                 raise RecordingError(
@@ -163,9 +164,11 @@ class Session:
                 ) from fault
 
     def _report(self, fault: Exception) -> None:
+        # Once: what fails after that, closing a session whose folder is gone, has the same cause.
+        level = logging.DEBUG if self._is_faulty else logging.ERROR
         self._is_faulty = True
         rank = f" on rank {self._ranks.rank}" if self._ranks else ""
-        logger.error("Recording stops%s, training goes on: %s", rank, fault, exc_info=fault)
+        logger.log(level, "Recording stops%s, training goes on: %s", rank, fault, exc_info=fault)
         if self._run is not None:
             message = str(fault) if isinstance(fault, ChakraCaptureError) else f"{type(fault).__name__}: {fault}"
             self._run.manifest.faults.append(message)

@@ -370,7 +370,7 @@ def test_forked_data_loader_workers_inside_the_window_do_not_touch_the_files(tmp
     check_pair(tmp_path, [1, 2])
 
 
-def test_forked_child_that_exits_normally_does_not_touch_the_files(tmp_path):
+def test_forked_child_that_goes_on_computing_does_not_touch_the_files(tmp_path):
     script = f"""
         import os, sys
         sys.path.insert(0, {str(__file__).rsplit("/recording/", 1)[0]!r})
@@ -387,9 +387,12 @@ def test_forked_child_that_exits_normally_does_not_touch_the_files(tmp_path):
                     if step == 2:
                         child = os.fork()
                         if child == 0:
-                            import torch
-                            torch.ones(3).sum()
-                            sys.exit(0)
+                            for _ in range(200):
+                                work()
+                            session.end_step(step)
+                            session.close()
+                            # Any other exit hangs in Kineto's destructor after a fork (torch 2.13, without us too).
+                            os._exit(0)
                         assert os.waitpid(child, 0)[1] == 0
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)

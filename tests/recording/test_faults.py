@@ -1,0 +1,235 @@
+"""What a machine can get wrong: one message that says what to do, this rank disarmed, training untouched."""
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
+
+from chakra_capture import capture
+from recording.loops import train, work
+from recording.recorded import files, manifest, read, settings, steps
+
+
+@pytest.fixture
+def errors(caplog):
+    def found():
+        return [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
+
+    return found
+
+
+def run_session(chosen, num_steps=5):
+    with capture(chosen) as session:
+        train(session, num_steps)
+
+
+def test_file_in_place_of_trace_dir_is_named_and_training_goes_on(tmp_path, errors, caplog):
+    (tmp_path / "traces").write_text("a file")
+    run_session(settings(tmp_path / "traces", 1, 2))
+
+    (message,) = errors()
+    assert message.startswith(f"Recording stops on rank 0, training goes on: {tmp_path}/traces/0_run cannot be")
+    assert "chakra_profile.trace_dir" in message
+    assert caplog.records[0].exc_info is not None
+    assert files(tmp_path) == ["traces"]
+
+
+def test_folder_that_cannot_be_made_is_named(errors):
+    # Not a permission: tests may run as root.
+    run_session(settings("/proc/self/traces", 1, 2))
+
+    (message,) = errors()
+    assert "/proc/self/traces/0_run cannot be created" in message
+    assert "set chakra_profile.trace_dir to another folder" in message
+
+
+def test_folder_that_vanishes_before_the_window_stops_the_recording_only(tmp_path, errors):
+    import shutil
+
+    with capture(settings(tmp_path / "t", 2, 3)) as session:
+        train(session, 1)
+        shutil.rmtree(tmp_path / "t")
+        (tmp_path / "t").write_text("in the way")
+        train(session, 5, first=1)
+
+    (message,) = errors()
+    assert f"{tmp_path}/t/0_chakra cannot be created" in message
+
+
+def test_name_that_another_process_is_writing_is_left_alone(tmp_path, errors):
+    with capture(settings(tmp_path, 1, 2)) as session:
+        (tmp_path / "0_chakra").mkdir()
+        (tmp_path / "0_chakra/rank-0.json.part").write_text("theirs")
+        train(session, 4)
+
+    assert "rank-0.json.part exists already" in errors()[0]
+    assert (tmp_path / "0_chakra/rank-0.json.part").read_text() == "theirs"
+    said = manifest(tmp_path)
+    assert (said["complete"], said["reason"], len(said["faults"])) == (False, "fault", 1)
+
+
+def test_symlink_at_the_target_is_not_followed(tmp_path, errors):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    with capture(settings(tmp_path / "t", 1, 2)) as session:
+        (tmp_path / "t/0_chakra").mkdir()
+        (tmp_path / "t/0_chakra/rank-0.json.part").symlink_to(victim)
+        train(session, 4)
+
+    assert len(errors()) == 1
+    assert victim.read_text() == "precious"
+
+
+def test_observer_of_somebody_else_is_refused_and_its_file_stays_whole(tmp_path, errors):
+    other = ExecutionTraceObserver()
+    other.register_callback(str(tmp_path / "other.json"))
+    other.start()
+    run_session(settings(tmp_path / "t", 1, 2))
+    work()
+    other.stop()
+    other.unregister_callback()
+
+    assert "an ExecutionTraceObserver is registered in this process already" in errors()[0]
+    assert "aten::mm" in {node["name"] for node in read(tmp_path / "other.json")["nodes"]}
+    assert manifest(tmp_path / "t")["reason"] == "fault"
+    assert [name for name in files(tmp_path / "t") if "run" not in name] == []
+
+    run_session(settings(tmp_path / "u", 1, 2))
+    assert steps(tmp_path / "u/0_chakra/rank-0.json") == [1, 2]
+
+
+def test_profiler_of_somebody_else_is_refused_and_goes_on(tmp_path, errors):
+    with profile(activities=[ProfilerActivity.CPU]) as other:
+        run_session(settings(tmp_path / "t", 1, 2))
+    other.export_chrome_trace(str(tmp_path / "other.json"))
+
+    assert "another torch profiler is running in this process" in errors()[0]
+    assert "aten::mm" in {event["name"] for event in read(tmp_path / "other.json")["traceEvents"]}
+
+
+def test_session_that_was_stolen_loses_the_device_trace_and_nothing_else(tmp_path, errors):
+    with capture(settings(tmp_path, 1, 3)) as session:
+        train(session, 2)
+        session.start_step(2)
+        with profile(activities=[ProfilerActivity.CPU]):
+            work()
+        session.end_step(2)
+        train(session, 5, first=3)
+
+    assert "was started or stopped inside the window and ended ours" in errors()[0]
+    assert steps(tmp_path / "0_chakra/rank-0.json") == [1, 2, 3]
+    record = manifest(tmp_path)["windows"][0]
+    assert (record["device_trace"], record["reason"]) == (None, "fault")
+    # Torch notices the loss of the session only when a new one begins.
+    torch.autograd._disable_profiler() if torch.autograd._profiler_enabled() else None
+
+
+def test_observer_from_the_environment_is_refused(tmp_path, errors, monkeypatch):
+    monkeypatch.setenv("ENABLE_PYTORCH_EXECUTION_TRACE", "1")
+    run_session(settings(tmp_path, 1, 2))
+
+    assert "Unset the variable to record with chakra-capture" in errors()[0]
+
+
+def test_second_session_inside_a_window_is_refused_and_the_first_is_whole(tmp_path, errors):
+    with capture(settings(tmp_path / "a", 1, 3)) as outer:
+        train(outer, 2)
+        with capture(settings(tmp_path / "b", 0, 1)) as inner:
+            inner.start_step(0)
+            inner.end_step(0)
+        train(outer, 5, first=2)
+
+    assert "another chakra-capture session of this process is recording" in errors()[0]
+    assert steps(tmp_path / "a/0_chakra/rank-0.json") == [1, 2, 3]
+
+
+def test_session_closed_from_another_thread_keeps_the_host_trace(tmp_path):
+    script = f"""
+        import sys, threading
+        sys.path.insert(0, {str(__file__).rsplit("/recording/", 1)[0]!r})
+        from chakra_capture import capture
+        from recording.loops import train
+        from recording.recorded import settings
+        from pathlib import Path
+        session = capture(settings(Path({str(tmp_path)!r}), 1, 9))
+        session.open()
+        train(session, 4)
+        closer = threading.Thread(target=session.close)
+        closer.start()
+        closer.join()
+        import os
+        os._exit(0)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    assert steps(tmp_path / "0_chakra/rank-0.json") == [1, 2, 3]
+    assert "from another thread" in manifest(tmp_path)["faults"][0]
+
+
+@pytest.mark.parametrize("limit", [1000, 40_000])
+def test_full_disk_leaves_part_files_and_says_so(tmp_path, limit):
+    # A limit on the size of a file stands in for a full disk: writes past it fail the same way.
+    script = f"""
+        import resource, sys, logging
+        sys.path.insert(0, {str(__file__).rsplit("/recording/", 1)[0]!r})
+        logging.basicConfig(format="%(levelname)s %(message)s")
+        from chakra_capture import capture
+        from recording.loops import train
+        from recording.recorded import settings
+        from pathlib import Path
+        with capture(settings(Path({str(tmp_path)!r}), 1, 4)) as session:
+            train(session, 1)
+            limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, limits[1]))
+            train(session, 6, first=1)
+            session.close()
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("ERROR Recording stops on rank 0") == 1
+    assert "rank-0.json.part is not whole: its end is missing" in done.stderr
+    assert "free space or set chakra_profile.trace_dir" in done.stderr
+    assert not (tmp_path / "0_chakra/rank-0.json").exists()
+    assert "0_chakra/rank-0.json.part" in files(tmp_path)
+    if limit > 5000:  # else the manifest does not fit either
+        assert manifest(tmp_path)["reason"] == "fault"
+
+
+def test_modes_of_files_follow_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        run_session(settings(tmp_path, 1, 2))
+    finally:
+        os.umask(before)
+
+    assert {oct((tmp_path / name).stat().st_mode & 0o777) for name in files(tmp_path)} == {"0o640"}
+
+
+def test_busy_threads_at_both_ends_of_the_window_do_no_harm(tmp_path):
+    stop = threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            torch.ones(8, 8).sum()
+
+    threads = [threading.Thread(target=busy) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        run_session(settings(tmp_path, 2, 3), num_steps=6)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+    assert steps(tmp_path / "0_chakra/rank-0.json") == [2, 3]
+    assert steps(tmp_path / "0_kineto/rank-0.json") == [2, 3]
