@@ -20,7 +20,8 @@ class RankOverview:
     """One rank: what was recorded, linked and measured; None means not measured.
 
     Attributes:
-        host_linked: host ops that are in the device trace too, of ``host_ops``.
+        host_linked: host ops that are in the device trace too, of ``host_ops``, where both traces are there.
+        host_alone: host ops of windows without a device trace.
         launched: device activities whose launch is in the file, of ``activities``.
     """
 
@@ -30,6 +31,7 @@ class RankOverview:
     device: dict[str, Any] | None
     host_ops: int | None
     host_linked: int | None
+    host_alone: int
     activities: int | None
     launched: int | None
     salvaged: bool
@@ -94,8 +96,8 @@ def overview(run: Run, traces: list[MergedTrace]) -> Overview:
 
 def _rank(trace: MergedTrace) -> RankOverview:
     windows = trace.link["windows"]
-    hosts = [w["host"] for w in windows if w["host"]]
     devices = [w["device"] for w in windows if w["device"]]
+    alone = [w["host"] for w in windows if w["host"] and not w["device"]]
     both = [w["host"] for w in windows if w["host"] and w["device"]]
     step_time, device = step_summary(trace), device_time(trace)
     return RankOverview(
@@ -103,8 +105,9 @@ def _rank(trace: MergedTrace) -> RankOverview:
         steps=tuple(sorted(set(trace.steps["step"].drop_nulls().to_list()))),
         step_time=None if step_time.is_empty() else step_time.row(0, named=True),
         device=None if device.is_empty() else device.row(0, named=True),
-        host_ops=sum(h["num_nodes"] - h["num_roots"] for h in hosts) if hosts else None,
+        host_ops=sum(h["num_nodes"] - h["num_roots"] for h in both) if both else None,
         host_linked=sum(h["num_linked"] for h in both) if both else None,
+        host_alone=sum(h["num_nodes"] - h["num_roots"] for h in alone),
         activities=sum(d["num_activities"] for d in devices) if devices else None,
         launched=sum(d["num_launched"] for d in devices) if devices else None,
         salvaged=any(w["salvaged"] for w in windows),

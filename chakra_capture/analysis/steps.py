@@ -6,7 +6,8 @@ from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
 
 SCHEMA = (
-    Column("num_steps", pl.Int64, "recorded steps with a duration"),
+    Column("num_steps", pl.Int64, "recorded whole steps"),
+    Column("num_partial", pl.Int64, "recorded steps that were cut short; not in the times"),
     Column("first_step", pl.Int64, "smallest step number"),
     Column("last_step", pl.Int64, "largest step number"),
     Column("mean_ns", pl.Float64, "mean step time", "ns"),
@@ -22,13 +23,16 @@ def step_summary(trace: MergedTrace) -> pl.DataFrame:
     The steps were recorded under the profiler, which slows small CPU ops down (about 2x for host and
     device trace together on CPU), so these are profiled step times.
     """
-    timed = trace.steps.filter(pl.col("dur_ns").is_not_null())
+    is_partial = pl.col("partial").fill_null(False)
+    num_partial = trace.steps.filter(is_partial).height
+    timed = trace.steps.filter(pl.col("dur_ns").is_not_null() & ~is_partial)
     schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
     if timed.is_empty():
         return pl.DataFrame(schema=schema)
     dur = pl.col("dur_ns")
     return timed.select(
         pl.len().cast(pl.Int64).alias("num_steps"),
+        pl.lit(num_partial).alias("num_partial"),
         pl.col("step").min().alias("first_step"),
         pl.col("step").max().alias("last_step"),
         dur.mean().alias("mean_ns"),

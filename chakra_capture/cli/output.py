@@ -59,8 +59,13 @@ def duration(ns: float | None) -> str:
 
 
 def percent(part: float | None, whole: float | None) -> str:
-    """Write a share; ``-`` where it has no meaning."""
-    return "-" if part is None or not whole else f"{100 * part / whole:.1f} %"
+    """Write a share; ``-`` where it has no meaning. Only the whole is 100 %, only nothing is 0 %."""
+    if part is None or not whole:
+        return "-"
+    text = f"{100 * part / whole:.1f}"
+    if text == "100.0" and part < whole:
+        return "> 99.9 %"
+    return "< 0.1 %" if text == "0.0" and part > 0 else f"{text} %"
 
 
 def size(num_bytes: int) -> str:

@@ -120,13 +120,11 @@ def _print_head(out: "Console", run: "Run", result: "Overview") -> None:
     out.print(f"Ranks      {len(result.ranks)}{of_world} ({numbers})")
     steps = sorted({step for rank in result.ranks for step in rank.steps})
     out.print(f"Steps      {number_ranges(steps)}{_coverage(result)}")
-    host, linked = _sum(result, "host_ops"), _sum(result, "host_linked")
+    out.print(f"Host ops   {_host_ops(result)}")
     activities, launched = _sum(result, "activities"), _sum(result, "launched")
-    out.print(
-        f"Host ops   {_of(linked, host)} linked to the device trace" if host is not None else "Host ops   not recorded"
-    )
     if activities:
-        out.print(f"Device     {_of(launched, activities)} activities linked to their launch")
+        shared = f"{launched} of {activities} ({percent(launched, activities)})"
+        out.print(f"Device     {shared} activities linked to their launch")
     elif activities == 0:
         out.print("Device     no device events in the traces: device time is not measured")
     else:
@@ -134,27 +132,29 @@ def _print_head(out: "Console", run: "Run", result: "Overview") -> None:
     out.print()
 
 
+def _host_ops(result: "Overview") -> str:
+    ops, linked = _sum(result, "host_ops"), _sum(result, "host_linked")
+    alone = sum(rank.host_alone for rank in result.ranks)
+    parts = []
+    if ops is not None:
+        parts.append(f"{linked} of {ops} ({percent(linked, ops)}) linked to the device trace")
+    if alone:
+        parts.append(f"{alone} without a device trace, so without times")
+    return "; ".join(parts) or "no host trace"
+
+
 def _coverage(result: "Overview") -> str:
     """How much of what was asked for is there, as the manifests say."""
-    asked, got = 0, 0
-    for recording in result.recordings.values():
-        for window in recording["windows"]:
-            if window["start_step"] is None or window["end_step"] is None:
-                continue
-            asked += window["end_step"] - window["start_step"] + 1
-            got += len(window["steps"])
-    return f" ({got} of the {asked} steps asked for, all ranks)" if asked else ""
+    windows = [window for recording in result.recordings.values() for window in recording["windows"]]
+    known = [w for w in windows if w["start_step"] is not None and w["end_step"] is not None]
+    asked = sum(w["end_step"] - w["start_step"] + 1 for w in known)
+    whole = sum(len(w["steps"]) for w in known)
+    return f" ({whole} of {asked} asked for recorded whole, over {len(result.recordings)} ranks)" if asked else ""
 
 
 def _sum(result: "Overview", field: str) -> int | None:
     values = [getattr(rank, field) for rank in result.ranks if getattr(rank, field) is not None]
     return sum(values) if values else None
-
-
-def _of(part: int | None, whole: int | None) -> str:
-    if part is None:
-        return f"{whole} recorded, none"
-    return f"{part} of {whole} ({percent(part, whole)})"
 
 
 def _print_steps(out: "Console", result: "Overview") -> None:
@@ -167,6 +167,9 @@ def _print_steps(out: "Console", result: "Overview") -> None:
         else:
             table.add_row(str(rank.rank), "0", "not measured", "", "", "")
     out.print(table)
+    partial = sum(rank.step_time["num_partial"] for rank in result.ranks if rank.step_time)
+    if partial:
+        out.print(f"{partial} steps were cut short and are not in these times")
     if len(result.ranks) > _MAX_RANKS_SHOWN:
         out.print(f"... and {len(result.ranks) - _MAX_RANKS_SHOWN} ranks more (--json has all)")
     out.print()
@@ -204,7 +207,7 @@ def _top_table(title: str, rows: "pl.DataFrame", time: str) -> "Table":
     table = _table(title, "name", "count", "time", "share")
     table.columns[0].justify = "left"
     for row in rows.iter_rows(named=True):
-        cells = (str(row["count"]), duration(row[time]), f"{100 * row['share']:.1f} %")
+        cells = (str(row["count"]), duration(row[time]), percent(row["share"], 1))
         table.add_row(_shortened(row["name"], _NAME_WIDTH).ljust(_NAME_WIDTH), *cells)
     return table
 

@@ -69,7 +69,7 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
         merged = _merge_window(rank, files, options)
         nodes.append(_nodes_table(merged.columns, window, num_nodes))
         edges.append(_shift(merged.edges.table, window, num_nodes))
-        steps.append(steps_table(merged.columns, window, num_nodes))
+        steps.append(steps_table(merged.columns, window, num_nodes, files.cut_steps))
         entries.append({"window": window, **merged.entry})
         num_nodes += len(merged.columns)
     tables = {

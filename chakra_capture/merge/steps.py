@@ -10,14 +10,21 @@ from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.schema import STEPS
 
 
-def steps_table(columns: Columns, window: int, first_node_id: int) -> pl.DataFrame:
+def steps_table(
+    columns: Columns, window: int, first_node_id: int, cut_steps: tuple[int, ...] | None = None
+) -> pl.DataFrame:
     """One row per ProfilerStep of one window, in time order.
 
     Device busy and idle time are those between the step's own bounds, whatever step launched the
     activity, so that they sum to the step; they are null where the trace has no device events.
+    ``cut_steps`` are those that a manifest says were cut short, None if no manifest says.
     """
     rows = [_step(columns, int(row), window, first_node_id) for row in step_rows(columns)]
-    return pl.DataFrame(rows, schema=STEPS.schema, orient="row")
+    table = pl.DataFrame(rows, schema=STEPS.schema, orient="row")
+    if cut_steps is None:
+        return table
+    # A warm-up step is run, not recorded, by our own recorder.
+    return table.with_columns(partial=pl.col("step").is_in(list(cut_steps)), warmup=pl.lit(False))
 
 
 def _step(columns: Columns, row: int, window: int, first_node_id: int) -> dict[str, object]:

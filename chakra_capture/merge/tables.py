@@ -321,8 +321,8 @@ def _steps(columns: Columns) -> Int64:
     """Step of each row: the ProfilerStep of its process that holds its start; of a device row that of its launch."""
     numbers = _step_numbers(columns)
     step = missing(len(columns))
-    marks = step_rows(columns)
-    marks = marks[columns.ts_ns[marks] != MISSING]
+    named = step_rows(columns)
+    marks = named[columns.ts_ns[named] != MISSING]
     is_cpu = columns.is_kind(*CPU_KINDS, "overhead", "other") & (columns.ts_ns != MISSING)
     for pid in np.unique(columns.pid[marks]):
         mine = marks[columns.pid[marks] == pid]
@@ -330,7 +330,7 @@ def _steps(columns: Columns) -> Int64:
         at = np.searchsorted(columns.ts_ns[mine], columns.ts_ns[rows], side="right") - 1
         inside = (at >= 0) & (columns.ts_ns[rows] < columns.clipped_end_ns[mine[np.maximum(at, 0)]])
         step[rows] = np.where(inside, numbers[mine[np.maximum(at, 0)]], MISSING)
-    step[marks] = numbers[marks]
+    step[named] = numbers[named]
     launched = columns.launch >= 0
     step[launched] = step[columns.launch[launched]]
     return step

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -18,13 +18,16 @@ _TORCH_NAME = re.compile(r".+\.pt\.trace\.json(?:\.gz)?")
 class WindowFiles:
     """The files of one recorded cycle of one rank; at least one side is there.
 
-    ``unfinished``: a file still has its ``.part`` name, so the process ended (or still runs) before it was whole.
+    Attributes:
+        unfinished: a file still has its ``.part`` name: the process ended, or still runs, before it was whole.
+        cut_steps: steps that the manifest says were cut short; None without a manifest.
     """
 
     host: Path | None
     device: Path | None
     cycle: int = 0
     unfinished: bool = False
+    cut_steps: tuple[int, ...] | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -70,6 +73,7 @@ class _ManifestWindow(msgspec.Struct):
     end_step: int | None = None
     steps: list[int] = msgspec.field(default_factory=list)
     partial_step: int | None = None
+    aborted_steps: list[int] = msgspec.field(default_factory=list)
     reason: str | None = None
 
 
@@ -154,7 +158,20 @@ def _own_run(path: Path, jobs: dict[str, float], job: str | None) -> Run:
     chosen = job if job is not None else max(jobs, key=lambda name: (jobs[name], name))
     paths = layout.RunPaths(path, chosen)
     others = tuple(sorted(set(jobs) - {chosen}))
-    return Run(paths, tuple(_pair(paths.host_dir, paths.device_dir)), paths.merged_dir, others)
+    ranks = _pair(paths.host_dir, paths.device_dir)
+    for entry in ranks:
+        head = manifest_head(paths.manifest(entry.rank))
+        if head is not None:
+            entry.windows = [_with_cut_steps(files, head) for files in entry.windows]
+    return Run(paths, tuple(ranks), paths.merged_dir, others)
+
+
+def _with_cut_steps(files: WindowFiles, head: ManifestHead) -> WindowFiles:
+    for window in head.windows:
+        if window.cycle == files.cycle:
+            partial = [] if window.partial_step is None else [window.partial_step]
+            return replace(files, cut_steps=tuple(sorted({*partial, *window.aborted_steps})))
+    return files
 
 
 def _pair(host_dir: Path, device_dir: Path) -> list[RankFiles]:
@@ -173,9 +190,14 @@ def _named(folder: Path) -> dict[tuple[int, int], Path]:
     # Sorted, so that a final name comes before the .part of the same trace.
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
         match = layout.TRACE_NAME.fullmatch(child.name)
-        if match and child.is_file():
+        if match and child.is_file() and not _is_placeholder(child):
             found.setdefault((int(match["rank"]), int(match["cycle"] or 0)), child)
     return found
+
+
+def _is_placeholder(path: Path) -> bool:
+    """Say whether a file was only reserved: nothing has been written to it yet."""
+    return path.name.endswith(layout.PART_SUFFIX) and path.stat().st_size <= 1
 
 
 def _foreign_ranks(path: Path) -> list[RankFiles]:
