@@ -1,0 +1,21 @@
+"""A job of several processes for the tests: trains, records, optionally with a rank that cannot write."""
+
+import sys
+from pathlib import Path
+
+from recording.recorded import settings
+
+from chakra_capture.integrations.lightning import ChakraProfileCallback
+from integrations.models import Model, loader, trainer
+
+
+def main(trace_dir: str, start: str, end: str, **changes: object) -> None:
+    """Fit once; ``trainer`` settings as name=value."""
+    callback = ChakraProfileCallback(settings(Path(trace_dir), int(start), int(end)))
+    fitted = trainer(callback, strategy="ddp", **changes)
+    fitted.fit(Model(), loader(32))
+
+
+if __name__ == "__main__":
+    options = {name: int(value) for name, value in (pair.split("=") for pair in sys.argv[4:])}
+    main(*sys.argv[1:4], **options)

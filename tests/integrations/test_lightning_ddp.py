@@ -1,0 +1,74 @@
+"""Several processes with gloo on the CPU: every rank its own pair under its global rank, one run id."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from recording.recorded import check_pair, files, manifest, read
+
+TESTS = Path(__file__).resolve().parents[1]
+JOB = ["-m", "integrations.ddp_job"]
+
+
+def environment(**changes):
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS), "GLOO_SOCKET_IFNAME": "lo", "TP_SOCKET_IFNAME": "lo"}
+    left_out = ("MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "SLURM_", "TORCHELASTIC")
+    return {**{k: v for k, v in os.environ.items() if not k.startswith(left_out)}, **own, **changes}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run(arguments, **environ):
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=240, env=environment(**environ)
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def check_two_ranks(trace_dir, steps, job="0"):
+    for rank in (0, 1):
+        check_pair(trace_dir, steps, rank=rank, job=job)
+        said = manifest(trace_dir, rank, job)
+        assert (said["rank"], said["world_size"], said["complete"]) == (rank, 2, True)
+    ids = {manifest(trace_dir, rank, job)["run_id"] for rank in (0, 1)}
+    assert ids == {read(trace_dir / f"{job}_run/run.json")["run_id"]}
+    assert files(trace_dir / f"{job}_kineto") == ["rank-0.json", "rank-1.json"]
+    assert manifest(trace_dir, 0, job)["pid"] != manifest(trace_dir, 1, job)["pid"]
+
+
+def test_lightning_starts_two_processes_and_a_second_run_lies_beside_the_first(tmp_path):
+    for _ in range(2):
+        done = run([*JOB, str(tmp_path), "5", "10", "devices=2"])
+
+    check_two_ranks(tmp_path, [5, 6, 7, 8, 9, 10])
+    check_two_ranks(tmp_path, [5, 6, 7, 8, 9, 10], job="0.1")
+    assert done.stderr.count("already holds another run") == 1
+
+
+def test_accumulation_on_two_processes(tmp_path):
+    run([*JOB, str(tmp_path), "2", "4", "devices=2", "accumulate_grad_batches=3"])
+
+    check_two_ranks(tmp_path, [2, 3, 4])
+
+
+def test_two_nodes_of_one_process_under_torchrun(tmp_path):
+    port = free_port()
+    nodes = []
+    for node in (0, 1):
+        launcher = [
+            "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", f"--node-rank={node}",
+            "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two-nodes", "--local-addr=127.0.0.1",
+        ]  # fmt: skip
+        command = [sys.executable, *launcher, *JOB, str(tmp_path), "3", "5", "devices=1", "num_nodes=2"]
+        nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()))
+    outputs = [node.communicate(timeout=240)[0].decode() for node in nodes]
+
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    check_two_ranks(tmp_path, [3, 4, 5], job="two-nodes")
