@@ -59,6 +59,7 @@ class CycleRecord:
     device_trace: str | None = None
     host_bytes: int | None = None
     device_bytes: int | None = None
+    repaired_names: int = 0
     slept_ns: int = 0
     reason: Reason = Reason.fault
     started: ClockAnchor | None = None

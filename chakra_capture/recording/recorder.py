@@ -217,10 +217,12 @@ class Recorder:
         device_is_whole = device.exists() and self._judge(device, files.is_whole_device_trace)
         record, trace_dir = self.record, self._run.paths.trace_dir
         if host_is_whole:
+            record.repaired_names += files.repair_host_names(host)
             files.publish_resources(host, self._host_final)
             path, record.host_bytes = self._finish(host, self._host_final)
             record.host_trace = str(path.relative_to(trace_dir))
         if device_is_whole:
+            record.repaired_names += files.repair_device_names(device)
             files.rename_in_trace(device, self._device_final)
             path, record.device_bytes = self._finish(device, self._device_final)
             record.device_trace = str(path.relative_to(trace_dir))

@@ -231,6 +231,30 @@ def test_our_own_annotations_cannot_break_the_files(tmp_path):
         assert names(tmp_path / folder / "rank-0.json", "for_ward") == ["for_ward___"]
 
 
+@pytest.mark.parametrize(
+    ("name", "in_host", "in_device"),
+    [
+        ('only"quote', "only_quote", "only_quote"),
+        ("back\\slash", "back_slash", "back/slash"),
+        ("new\nline", "new_line", "newline"),
+        ('{"tag": ["a\\"]}', "{_tag_: [_a__]}", "{_tag_: [_a/_]}"),
+        ('x", "ctrl_deps": 3,\n', "x_, _ctrl_deps_: 3,_", "x_, _ctrl_deps_: 3,"),
+        ("模型 é", "模型 é", "unknown"),
+    ],
+)
+def test_names_that_users_give_cannot_break_the_files(tmp_path, name, in_host, in_device):
+    with capture(settings(tmp_path, 1, 1)) as session:
+        for step in range(3):
+            with session.step(step), record_function(name):
+                work()
+
+    check_pair(tmp_path, [1])
+    assert in_host in {entry["name"] for entry in entries(tmp_path / "0_chakra/rank-0.json")}
+    assert in_device in {entry["name"] for entry in entries(tmp_path / "0_kineto/rank-0.json")}
+    num_unsafe = (in_host != name) + ('"' in name)
+    assert manifest(tmp_path)["windows"][0]["repaired_names"] == num_unsafe
+
+
 def test_phase_outside_the_window_records_nothing(tmp_path):
     with capture(settings(tmp_path, 1, 1)) as session:
         with session.step(0), session.phase("forward"):
@@ -325,6 +349,31 @@ def test_settings_of_later_versions_are_named_once(tmp_path, log):
         f"chakra_profile.{name} has no effect in this version of chakra-capture."
         for name in ("live", "validation", "trigger")
     ]
+
+
+def test_training_that_ends_while_warming_up_leaves_nothing_and_the_next_recording_is_whole(tmp_path):
+    with capture(settings(tmp_path, 2, 6, warmup_steps=3)) as session:
+        train(session, 4)
+    assert [name for name in files(tmp_path) if "_run/" not in name] == []
+    assert manifest(tmp_path)["reason"] == "training ended"
+
+    with capture(settings(tmp_path, 1, 2)) as session:
+        train(session, 4)
+    check_pair(tmp_path, [1, 2], cycle=1)
+
+
+def test_disabled_session_imports_no_torch():
+    script = """
+        import sys
+        from chakra_capture import capture
+        with capture({"enabled": False}) as session:
+            with session.step(2), session.phase("forward"):
+                pass
+        print([name for name in sys.modules if name.split(".")[0] in ("torch", "omegaconf", "pytorch_lightning")])
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+
+    assert done.stdout.strip() == "[]", done.stderr
 
 
 def test_fault_is_raised_when_asked_for(tmp_path):

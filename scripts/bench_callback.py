@@ -1,0 +1,133 @@
+"""What the recording costs per step outside its window: medians of interleaved blocks, in one process.
+
+In the middle of a real Lightning fit, the hooks of one step (the loop's fetch hook, batch start, batch end) are called
+in blocks, ours and an empty callback's in turn; then the same for a plain session. Exit code 1 above the bar.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from chakra_capture import ChakraProfileConfig, capture
+from chakra_capture.integrations.lightning import ChakraProfileCallback
+
+BAR_NS = 1000
+FAR = 10**9
+
+
+class Model(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.layer(batch[0]).sum()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def median_ns(ours: Callable[[], object], empty: Callable[[], object], blocks: int, calls: int) -> tuple[float, float]:
+    """Time both in alternating blocks and return the median cost of one call of each."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for _ in range(blocks):
+        for run, found in zip((ours, empty), times, strict=True):
+            start = time.thread_time_ns()
+            for _ in range(calls):
+                run()
+            found.append((time.thread_time_ns() - start) / calls)
+    return statistics.median(times[0]), statistics.median(times[1])
+
+
+class Probe(pl.Callback):
+    """Measures in the middle of a fit, where both callbacks are live."""
+
+    def __init__(self, ours: ChakraProfileCallback, blocks: int, calls: int) -> None:
+        self.ours, self.blocks, self.calls = ours, blocks, calls
+        self.result: tuple[float, float] | None = None
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if batch_idx != 5:
+            return
+        loop = trainer.fit_loop.epoch_loop
+        plain_fetch = type(loop)._on_before_fetch.__get__(loop)
+        nothing = pl.Callback()
+
+        def step(callback: pl.Callback, fetch: Callable[[], None]) -> None:
+            fetch()
+            callback.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+            callback.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+        self.result = median_ns(
+            lambda: step(self.ours, loop._on_before_fetch),
+            lambda: step(nothing, plain_fetch),
+            self.blocks,
+            self.calls,
+        )
+
+
+def lightning_cost(settings: ChakraProfileConfig, blocks: int, calls: int) -> tuple[float, float]:
+    ours = ChakraProfileCallback(settings)
+    probe = Probe(ours, blocks, calls)
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[ours, probe],
+    )
+    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(8, 4))))
+    assert probe.result is not None
+    return probe.result
+
+
+def session_cost(settings: ChakraProfileConfig, blocks: int, calls: int) -> tuple[float, float]:
+    def nothing(step: int) -> None:
+        pass
+
+    with capture(settings) as session:
+        session.start_step(0)
+        session.end_step(0)
+        start, end = session.start_step, session.end_step
+        return median_ns(lambda: (start(7), end(7)), lambda: (nothing(7), nothing(7)), blocks, calls)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--blocks", type=int, default=31)
+    parser.add_argument("--calls", type=int, default=5000)
+    parser.add_argument("--json", action="store_true")
+    chosen = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ChakraProfileConfig(enabled=True, start_step=FAR, end_step=FAR, trace_dir=folder)
+        for name, measure in (("lightning callback", lightning_cost), ("plain session", session_cost)):
+            ours, empty = measure(settings, chosen.blocks, chosen.calls)
+            rows[name] = {"ours_ns": ours, "empty_ns": empty, "own_ns": ours - empty, "ratio": ours / empty}
+    if chosen.json:
+        print(json.dumps({"bar_ns": BAR_NS, "rows": rows}))
+    else:
+        print(f"{'per step, outside the window':30} {'with us':>9} {'empty':>9} {'our own':>9} {'ratio':>6}")
+        for name, row in rows.items():
+            print(
+                f"{name:30} {row['ours_ns']:6.0f} ns {row['empty_ns']:6.0f} ns {row['own_ns']:6.0f} ns "
+                f"{row['ratio']:6.2f}"
+            )
+        print(f"bar: {BAR_NS} ns of our own per step")
+    return int(any(row["own_ns"] > BAR_NS for row in rows.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
