@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from decimal import ROUND_HALF_EVEN, Decimal
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +145,7 @@ def self_times(rows: list[Row]) -> dict[Row, int]:
         bounds = sorted({t for row in thread for t in (row.ts, row.end)})
         waiting = sorted(thread, key=lambda row: row.ts, reverse=True)
         active: list[tuple[int, int, int, Row]] = []
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in pairwise(bounds):
             while waiting and waiting[-1].ts <= begin:
                 row = waiting.pop()
                 heapq.heappush(active, (-row.ts, row.dur, -row.order, row))
