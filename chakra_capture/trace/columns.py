@@ -12,11 +12,22 @@ Bool = npt.NDArray[np.bool_]
 
 # No time, id or size in a trace comes near it; turned into null where a table is written.
 MISSING = int(np.iinfo(np.int64).min)
+# Larger numbers are no time, process, thread or id; sums and differences of two smaller ones fit int64.
+LARGEST = 2**62 - 1
 
 
-def int_column(values: Iterable[int | None]) -> Int64:
-    """Make an int64 column; None becomes ``MISSING``."""
-    return np.array([MISSING if v is None else v for v in values], dtype=np.int64)
+def int_column(values: Iterable[object]) -> Int64:
+    """Make an int64 column of integers, also quoted ones; anything else becomes ``MISSING``."""
+    return np.array([_one_int(v) for v in values], dtype=np.int64)
+
+
+def _one_int(value: object) -> int:
+    if isinstance(value, str):
+        digits = value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 20
+        value = int(value) if digits else None
+    elif isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if type(value) is int and -LARGEST <= value <= LARGEST else MISSING
 
 
 def missing(size: int) -> Int64:
@@ -57,6 +68,13 @@ def coded(values: Iterable[str | None]) -> Coded:
     return Coded(np.array(codes, dtype=np.int32), list(known))
 
 
+def coded_bytes(values: Iterable[bytes | None]) -> Coded:
+    """Make a dictionary-coded column of UTF-8 texts; None becomes null."""
+    known: dict[bytes, int] = {}
+    codes = [-1 if v is None else known.setdefault(v, len(known)) for v in values]
+    return Coded(np.array(codes, dtype=np.int32), [v.decode("utf-8", "replace") for v in known])
+
+
 def parse_ints(texts: Sequence[bytes | None]) -> Int64:
     """Read JSON integers, quoted or not; anything else becomes ``MISSING``."""
     if not len(texts):
@@ -64,13 +82,9 @@ def parse_ints(texts: Sequence[bytes | None]) -> Int64:
     joined = b"\n".join([b"" if t is None else t for t in texts]).decode("utf-8", "replace")
     text = pl.Series(joined.replace('"', "").split("\n"), dtype=pl.String)
     if len(text) != len(texts):  # a text with a line break in it: no integer, but it shifts the rows
-        return int_column(_one_int(t) for t in texts)
-    return text.cast(pl.Int64, strict=False).fill_null(MISSING).to_numpy()
-
-
-def _one_int(text: bytes | None) -> int | None:
-    digits = (text or b"").strip(b'"')
-    return int(digits) if digits.removeprefix(b"-").isdigit() and len(digits) < 19 else None
+        return int_column(bytes(t or b"").decode("utf-8", "replace").strip('"') for t in texts)
+    numbers = text.cast(pl.Int64, strict=False).fill_null(MISSING).to_numpy()
+    return np.where((numbers >= -LARGEST) & (numbers <= LARGEST), numbers, MISSING)
 
 
 def concat_coded(first: Coded, second: Coded) -> Coded:
@@ -79,3 +93,44 @@ def concat_coded(first: Coded, second: Coded) -> Coded:
     table = np.array([known.setdefault(v, len(known)) for v in second.values] or [-1], dtype=np.int32)
     moved = np.where(second.codes >= 0, table[second.codes], np.int32(-1)).astype(np.int32)
     return Coded(np.concatenate([first.codes, moved]), list(known))
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """Integer column that few rows have, or that has a value of its own on each: ``values[i]`` is of ``rows[i]``."""
+
+    rows: Int64
+    values: Int64
+
+
+@dataclass(slots=True)
+class Rows:
+    """Columns by name, as a scanner leaves them: integers, coded texts and sparse integers."""
+
+    ints: dict[str, Int64]
+    texts: dict[str, Coded]
+    wide: dict[str, Sparse]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.ints.values())))
+
+
+def insert_rows(base: Rows, extra: Rows, before: Int64) -> Rows:
+    """Put row ``i`` of ``extra`` before row ``before[i]`` of ``base``; ``before`` never falls."""
+    size = len(base)
+    moved = np.arange(size) + np.searchsorted(before, np.arange(size), side="right")
+    placed = before + np.arange(len(before))
+    order = np.empty(size + len(before), dtype=np.int64)
+    order[moved], order[placed] = np.arange(size), size + np.arange(len(before))
+    texts = {key: concat_coded(column, extra.texts[key]) for key, column in base.texts.items()}
+    return Rows(
+        ints={key: np.concatenate([column, extra.ints[key]])[order] for key, column in base.ints.items()},
+        texts={key: Coded(column.codes[order], column.values) for key, column in texts.items()},
+        wide={key: _insert_sparse(base.wide[key], extra.wide[key], moved, placed) for key in base.wide},
+    )
+
+
+def _insert_sparse(base: Sparse, extra: Sparse, moved: Int64, placed: Int64) -> Sparse:
+    rows = np.concatenate([moved[base.rows], placed[extra.rows]])
+    order = np.argsort(rows, kind="stable")
+    return Sparse(rows[order], np.concatenate([base.values, extra.values])[order])

@@ -3,64 +3,21 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 
 from chakra_capture.errors import TraceFileError
-from chakra_capture.trace.columns import MISSING, Coded, Int64, coded, int_column
-from chakra_capture.trace.files import FileBytes, read_bytes
-from chakra_capture.trace.salvage import NODES, Salvage, elements
+from chakra_capture.trace.columns import MISSING, Coded, Int64, Rows
+from chakra_capture.trace.nodes import INT_ATTRS, NodeReader
+from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, head_text, read_file
+from chakra_capture.trace.salvage import Salvage
 
 USER_SCOPE = 7
 """``scope`` of an annotation (torch RecordScope::USER_SCOPE)."""
 
 _KNOWN_SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")
-_INT_ATTRS = ("rf_id", "seq_id", "scope", "tid", "fw_tid", "fw_parent")
 _PROCESS = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|process\]")
 _THREAD = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|thread\]")
-
-
-class _Attr(msgspec.Struct, gc=False):
-    name: str
-    value: Any = None
-
-
-class _Values(msgspec.Struct, gc=False, omit_defaults=True):
-    values: msgspec.Raw = msgspec.Raw(b"[]")
-    shapes: msgspec.Raw = msgspec.Raw(b"[]")
-    types: msgspec.Raw = msgspec.Raw(b"[]")
-    strides: msgspec.Raw = msgspec.Raw(b"[]")
-
-
-class _Node(msgspec.Struct, gc=False):
-    id: int
-    name: str
-    ctrl_deps: int | None = None
-    attrs: list[_Attr] | None = None
-    inputs: _Values | list[Any] | None = None
-    outputs: _Values | list[Any] | None = None
-    # schema 1.0.1: flat
-    parent: int | None = None
-    rf_id: int | None = None
-    seq_id: int | None = None
-    scope: int | None = None
-    tid: int | None = None
-    fw_tid: int | None = None
-    fw_parent: int | None = None
-    op_schema: str | None = None
-    input_shapes: msgspec.Raw = msgspec.Raw(b"[]")
-    input_types: msgspec.Raw = msgspec.Raw(b"[]")
-    output_shapes: msgspec.Raw = msgspec.Raw(b"[]")
-    output_types: msgspec.Raw = msgspec.Raw(b"[]")
-
-
-class _File(msgspec.Struct):
-    nodes: list[_Node] | None = None
-    schema: str | None = None
-    pid: int | None = None
-    finish_ts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +28,10 @@ class HostTrace:
         parent: id of the parent node (``ctrl_deps``), ``MISSING`` for the root.
         attrs: ``rf_id``, ``seq_id``, ``scope``, ``tid``, ``fw_tid``, ``fw_parent`` as written; an
             ``rf_id`` of 0 or a ``seq_id`` of -1 means none and is ``MISSING``.
-        rest: JSON text of inputs, outputs and the attributes that have no column.
+        input_values, output_values: JSON text of the values, mostly tensor ids, so wide.
+        details: JSON text of strides, of the outputs' shapes and types, and of the attributes that have no column.
+        cycles: ids of each cycle in ``ctrl_deps``; the parent of its first, smallest id was taken away.
+        scanner: what read the file.
         is_process, is_thread: the observer's own root nodes.
     """
 
@@ -85,10 +45,25 @@ class HostTrace:
     attrs: dict[str, Int64]
     input_shapes: Coded
     input_types: Coded
-    rest: Coded
+    input_values: Coded
+    output_values: Coded
+    details: Coded
     num_duplicate_ids: int
+    cycles: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
     salvage: Salvage
+    scanner: ScannerKind
+
+    @property
+    def rest(self) -> Coded:
+        """JSON text of all that has no column; put together anew each time."""
+        parts = (self.input_values, self.output_values, self.details)
+        key = np.zeros(self.num_nodes, dtype=np.int64)
+        for part in parts:  # numbered pair by pair, so that the product of three sizes cannot overflow
+            key = np.unique(key * (len(part.values) + 1) + part.codes + 1, return_inverse=True)[1].ravel()
+        _, first, number = np.unique(key, return_index=True, return_inverse=True)
+        texts = [_rest(self.input_values[row], self.output_values[row], self.details[row]) for row in first.tolist()]
+        return Coded(number.ravel().astype(np.int32), texts)
 
     @property
     def num_nodes(self) -> int:
@@ -103,114 +78,135 @@ class HostTrace:
         return self.name.mask_of(np.array([bool(_THREAD.fullmatch(v)) for v in self.name.values], dtype=bool))
 
 
-def read_host_trace(path: Path) -> HostTrace:
+def read_host_trace(
+    path: Path, *, scanner: ScannerKind | None = None, options: ReadOptions | None = None
+) -> HostTrace:
     """Read a host trace, plain or gzip; a damaged one is read as far as it is whole.
+
+    Args:
+        path: the file.
+        scanner: what to read it with; None takes the C core if it is built.
+        options: more on how to read; its scanner counts where ``scanner`` is None.
 
     Raises:
         TraceFileError: the file is missing, or holds no nodes.
     """
-    file = read_bytes(path)
-    salvage = Salvage()
-    if file.cut:
-        salvage.note(file.cut)
-    try:
-        parsed = msgspec.json.decode(file.data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        salvage.note(f"not valid as a whole ({error}), read element by element")
-        parsed = _decode_elements(file, salvage)
-    if not parsed.nodes:
+    file = read_file(path, NodeReader, options or ReadOptions(scanner=scanner))
+    if not len(file.rows):
         raise TraceFileError(
-            f"{path} is no host trace: it has no 'nodes'. Give the JSON that the ExecutionTraceObserver wrote."
+            f"{path} is no host trace: its 'nodes' hold no whole node. "
+            "Give the JSON that the ExecutionTraceObserver wrote."
         )
-    if parsed.finish_ts is None:
+    return _trace(path, file)
+
+
+def _trace(path: Path, file: ReadFile) -> HostTrace:
+    salvage = file.salvage
+    finished = head_integer(file.head.get("finish_ts")) is not None
+    if not finished:
         salvage.note("not finalised (no finish_ts)")
-    return _columns(path, parsed, salvage)
-
-
-def _decode_elements(file: FileBytes, salvage: Salvage) -> _File:
-    if not re.search(rb'"nodes"\s*:\s*\[', file.data):
-        return _File()
-    nodes: list[_Node] = []
-    decoder = msgspec.json.Decoder(_Node)
-    for text in elements(file.data, NODES, salvage):
-        try:
-            nodes.append(decoder.decode(text))
-        except msgspec.ValidationError:
-            salvage.elements_lost += 1
-            salvage.note("node with a field of a wrong type skipped")
-    schema = re.search(rb'"schema"\s*:\s*"([^"\n]{1,60})"', file.data[:4096])
-    pid = re.search(rb'"pid"\s*:\s*(\d{1,18})', file.data[:4096])
-    finish = re.search(rb'"finish_ts"\s*:\s*(\d{1,18})', file.data[-4096:])
-    return _File(
-        nodes=nodes,
-        schema=schema.group(1).decode("utf-8", "replace") if schema else None,
-        pid=int(pid.group(1)) if pid else None,
-        finish_ts=int(finish.group(1)) if finish else None,
-    )
-
-
-def _columns(path: Path, parsed: _File, salvage: Salvage) -> HostTrace:
-    nodes = parsed.nodes or []
-    unique = list({node.id: node for node in nodes}.values())
-    described = [_flat(node) if node.attrs is None else _nested(node) for node in unique]
-    attrs = {key: np.array([_int(d.attrs.get(key)) for d in described], dtype=np.int64) for key in _INT_ATTRS}
+    rows = _without_duplicates(file.rows)
+    ints, texts = rows.ints, rows.texts
+    node_id = ints["node_id"]
+    parent = np.where(ints["ctrl_deps"] != MISSING, ints["ctrl_deps"], ints["parent"])
+    parent[parent == node_id] = MISSING  # the process root names itself
+    cycles, num_dangling = _break_cycles(node_id, parent)
+    if cycles:
+        salvage.note(_cycle_note(cycles, node_id, texts["name"]))
+    attrs = {key: ints[key] for key in INT_ATTRS}
     attrs["rf_id"][attrs["rf_id"] == 0] = MISSING
     attrs["seq_id"][attrs["seq_id"] < 0] = MISSING
-    known_schema = parsed.schema is not None and parsed.schema.split("-")[0] in _KNOWN_SCHEMAS
+    schema = head_text(file.head.get("schema"))
     return HostTrace(
         path=path,
-        schema=parsed.schema,
-        pid=parsed.pid,
-        finished=parsed.finish_ts is not None,
-        node_id=int_column(node.id for node in unique),
-        parent=int_column(_parent(node) for node in unique),
-        name=coded(node.name for node in unique),
+        schema=schema,
+        pid=head_integer(file.head.get("pid")),
+        finished=finished,
+        node_id=node_id,
+        parent=parent,
+        name=texts["name"],
         attrs=attrs,
-        input_shapes=coded(str(bytes(d.shapes), "utf-8", "replace") for d in described),
-        input_types=coded(str(bytes(d.types), "utf-8", "replace") for d in described),
-        rest=coded(str(msgspec.json.encode(d.rest), "utf-8", "replace") for d in described),
-        num_duplicate_ids=len(nodes) - len(unique),
-        notes=() if known_schema else (f"unknown host trace schema {parsed.schema!r}, read by its layout",),
+        input_shapes=texts["input_shapes"],
+        input_types=texts["input_types"],
+        input_values=texts["input_values"],
+        output_values=texts["output_values"],
+        details=texts["details"],
+        num_duplicate_ids=len(file.rows) - len(rows),
+        cycles=tuple(cycles),
+        notes=tuple(_notes(schema, num_dangling)),
         salvage=salvage,
+        scanner=file.scanner,
     )
 
 
-@dataclass(slots=True)
-class _Described:
-    """One node in the shape that both layouts are brought to."""
-
-    attrs: dict[str, Any]
-    shapes: msgspec.Raw
-    types: msgspec.Raw
-    rest: dict[str, Any]
-
-
-def _flat(node: _Node) -> _Described:
-    """Schema 1.0.1: every attribute is a key of the node."""
-    rest: dict[str, Any] = {
-        "inputs": {"values": node.inputs},
-        "outputs": {"values": node.outputs, "shapes": node.output_shapes, "types": node.output_types},
-    }
-    if node.op_schema:
-        rest["op_schema"] = node.op_schema
-    return _Described({key: getattr(node, key) for key in _INT_ATTRS}, node.input_shapes, node.input_types, rest)
+def _without_duplicates(rows: Rows) -> Rows:
+    """Of nodes with one id the last one counts, in the place of the first."""
+    ids = rows.ints["node_id"]
+    unique, first = np.unique(ids, return_index=True)
+    if len(unique) == len(ids):
+        return rows
+    last = len(ids) - 1 - np.unique(ids[::-1], return_index=True)[1]
+    keep = last[np.argsort(first)]
+    return Rows(
+        ints={key: column[keep] for key, column in rows.ints.items()},
+        texts={key: Coded(column.codes[keep], column.values) for key, column in rows.texts.items()},
+        wide=rows.wide,
+    )
 
 
-def _nested(node: _Node) -> _Described:
-    """Schema 1.0.2 and later: ``attrs``, and one object each for inputs and outputs."""
-    attrs = {attr.name: attr.value for attr in node.attrs or ()}
-    inputs = node.inputs if isinstance(node.inputs, _Values) else _Values()
-    rest: dict[str, Any] = {"inputs": {"values": inputs.values, "strides": inputs.strides}, "outputs": node.outputs}
-    rest |= {key: value for key, value in attrs.items() if key not in _INT_ATTRS and value != ""}
-    return _Described(attrs, inputs.shapes, inputs.types, rest)
+def _break_cycles(node_id: Int64, parent: Int64) -> tuple[list[tuple[int, ...]], int]:
+    """Take the parent of the smallest id of each cycle away; also the number of parents that are not there."""
+    order = np.argsort(node_id)
+    at = np.minimum(np.searchsorted(node_id, parent, sorter=order), len(node_id) - 1)
+    position = order[at]
+    known = (node_id[position] == parent) & (parent != MISSING)
+    num_dangling = int(np.count_nonzero((parent != MISSING) & ~known))
+    # Every node climbs twice as far in each round; who still climbs after more rounds than nodes is on or under a cycle.
+    up = np.append(np.where(known, position, len(node_id)), len(node_id))
+    for _ in range(len(node_id).bit_length() + 1):
+        up = up[up]
+        if (up == len(node_id)).all():
+            return [], num_dangling
+    parents = zip(node_id.tolist(), parent.tolist(), strict=True)
+    cycles = find_cycles({node: None if p == MISSING else p for node, p in parents})
+    for cycle in cycles:
+        parent[node_id == cycle[0]] = MISSING
+    return cycles, num_dangling
 
 
-def _parent(node: _Node) -> int | None:
-    parent = node.ctrl_deps if node.ctrl_deps is not None else node.parent
-    return None if parent == node.id else parent  # the process root names itself
+def _cycle_note(cycles: list[tuple[int, ...]], node_id: Int64, name: Coded) -> str:
+    rows = np.flatnonzero(np.isin(node_id, cycles[0][:4])).tolist()
+    names = ", ".join(f"{node_id[row]} {(name[row] or '')[:40]}" for row in rows)
+    return f"{len(cycles)} cycle(s) in ctrl_deps broken, first: {names}"
 
 
-def _int(value: object) -> int:
-    if isinstance(value, str) and value.removeprefix("-").isdigit() and len(value) < 19:
-        value = int(value)
-    return value if isinstance(value, int) and abs(value) < 2**62 else MISSING
+def find_cycles(parent: dict[int, int | None]) -> list[tuple[int, ...]]:
+    """Cycles of a parent map, each as its ids from the smallest on; a node that names itself is none."""
+    cycles: list[tuple[int, ...]] = []
+    seen: dict[int, int] = {}
+    for number, start in enumerate(parent):
+        path: list[int] = []
+        at: int | None = start
+        while at is not None and at in parent and at not in seen:
+            seen[at] = number
+            path.append(at)
+            at = parent[at]
+        if at is not None and seen.get(at) == number and path:
+            ring = path[path.index(at) :]
+            first = ring.index(min(ring))
+            cycles.append((*ring[first:], *ring[:first]))
+    return cycles
+
+
+def _notes(schema: str | None, num_dangling: int) -> list[str]:
+    notes = []
+    if schema is None or schema.split("-")[0] not in _KNOWN_SCHEMAS:
+        notes.append(f"unknown host trace schema {schema!r}, read by its layout")
+    if num_dangling:
+        notes.append(f"{num_dangling} nodes name a parent that is not in the file; they stand without one")
+    return notes
+
+
+def _rest(inputs: str | None, outputs: str | None, details: str | None) -> str:
+    more = f",{details[1:]}" if details else "}"
+    return f'{{"input_values":{inputs},"output_values":{outputs}{more}'

@@ -1,94 +1,46 @@
-"""Reading a damaged JSON trace element by element: what is whole is kept, what is lost is counted."""
+"""What happened while one damaged file was read: every repair and loss, by cause, with the place of the first."""
 
-import json
-import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
-from typing import Any
 
-import msgspec
 
-_ENCODER = msgspec.json.Encoder(decimal_format="number")
-_SPACE = re.compile(r"[\s,]*")
+@dataclass(slots=True)
+class Cause:
+    """How often something happened; ``first_byte`` is where in the (decompressed) file it happened first."""
+
+    count: int
+    first_byte: int | None
 
 
 @dataclass(slots=True)
 class Salvage:
-    """What happened while reading one file; false when nothing was repaired or lost."""
+    """What happened while reading one file; false when nothing was repaired or lost.
 
-    counts: dict[str, int] = field(default_factory=dict)
+    Attributes:
+        causes: what was repaired or lost, in words, in order of first sight.
+        elements_repaired: events or nodes kept after a repair of their text.
+        elements_lost: events or nodes skipped.
+    """
+
+    causes: dict[str, Cause] = field(default_factory=dict)
+    elements_repaired: int = 0
     elements_lost: int = 0
 
-    def note(self, text: str) -> None:
-        """Count one repair or loss; the first one of a kind gives the text."""
-        self.counts[text] = self.counts.get(text, 0) + 1
+    def note(self, text: str, at: int | None = None, count: int = 1) -> None:
+        """Count a repair or loss; ``at`` is the byte where it happened."""
+        known = self.causes.setdefault(text, Cause(0, at))
+        known.count += count
 
     @property
     def notes(self) -> list[str]:
-        return [text if count == 1 else f"{text} ({count} times)" for text, count in self.counts.items()]
+        return [_sentence(text, cause) for text, cause in self.causes.items()]
 
     def __bool__(self) -> bool:
-        return bool(self.counts)
+        return bool(self.causes)
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayShape:
-    """Which array holds the elements, and how the next one is found after a damaged one."""
-
-    key: str
-    begin: re.Pattern[str]
-
-
-EVENTS = ArrayShape("traceEvents", re.compile(r'[\n,]\s*\{\s*"(?:ph|name|cat)"\s*:'))
-NODES = ArrayShape("nodes", re.compile(r'[\n,]\s*\{\s*"(?:id|name)"\s*:\s*(?:\d|"(?!rf_id)[^"]*",\s*"id")'))
-
-
-def elements(data: bytes, shape: ArrayShape, salvage: Salvage) -> Iterator[bytes]:
-    """Yield each whole element of the array under ``shape.key`` as valid JSON bytes.
-
-    Numbers keep their text. A damaged element is skipped up to the next one; the end of the file
-    inside an element ends the reading. Both are noted in ``salvage``.
-    """
-    text = data.decode("utf-8", "replace")
-    if "�" in text:
-        salvage.note("invalid UTF-8 replaced")
-    head = re.search(rf'"{shape.key}"\s*:\s*\[', text)
-    at = head.end() if head else text.find("[") + 1
-    if not at:
-        return
-    decoder = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=_constant)
-    while True:
-        at = _skip(text, at)
-        if at >= len(text):
-            salvage.note(f"truncated at byte {len(data)}")
-            return
-        if text[at] == "]":
-            return
-        try:
-            element, at = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError):
-            salvage.elements_lost += 1
-            following = shape.begin.search(text, at + 1)
-            where = len(text[:at].encode()) if len(text) != len(data) else at
-            if following is None:
-                salvage.note(f"truncated at byte {len(data)}, inside the element that begins at byte {where}")
-                return
-            salvage.note("damaged element skipped")
-            at = following.start() + 1
-            continue
-        if isinstance(element, dict):
-            yield _encode(element)
-
-
-def _skip(text: str, at: int) -> int:
-    match = _SPACE.match(text, at)
-    return match.end() if match else at
-
-
-def _constant(name: str) -> str:
-    return name  # NaN and Infinity stay text: JSON has no number for them
-
-
-def _encode(element: dict[str, Any]) -> bytes:
-    return _ENCODER.encode(element)
+def _sentence(text: str, cause: Cause) -> str:
+    times = "" if cause.count == 1 else f"{cause.count} times"
+    place = "" if cause.first_byte is None else f"byte {cause.first_byte}"
+    if times and place:
+        return f"{text} ({times}, first at {place})"
+    return f"{text} ({times or 'at ' + place})" if times or place else text

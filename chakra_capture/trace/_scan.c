@@ -1,0 +1,1262 @@
+/* Scanner for device and host traces: JSON text in, columns out.
+ *
+ * Called through ctypes (which releases the GIL), so there is no Python.h here and nothing is shared between two scans.
+ * The caller feeds one array of JSON objects ("traceEvents" or "nodes") piece by piece from a buffer that it recycles.
+ * Every element is checked as strict JSON. The plain ones become a row; of the others the place is handed back, and the
+ * caller's slow reader decides: ODD elements are valid but unusual (an escaped key, a quoted number, a key twice),
+ * DAMAGED ones are no JSON. So an unusual value has one meaning, in one place, whichever way a file is read.
+ *
+ * An element that is not whole yet is scanned again once more of it is there: the caller doubles the buffer, so the
+ * work stays linear. Nothing recurses; the kind of each open container is one bit.
+ */
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef uint8_t u8;
+typedef int32_t i32;
+typedef int64_t i64;
+typedef uint64_t u64;
+
+enum status { MORE, END, ODD, DAMAGED, DEEP, NO_MEMORY };
+enum state { AT_FIRST, AFTER_COMMA, AFTER_ELEMENT };
+
+#define MISSING INT64_MIN
+#define MAX_DEPTH 1000   /* deeper is DEEP: no trace nests like this */
+#define ODD_DEPTH 100    /* deeper is ODD: the slow reader recurses, so it must have its say */
+#define MAX_RESIDUE 64   /* keys of an element that have no column; more make it ODD, which bounds the search for twins */
+#define MAX_ROWS INT32_MAX
+#define MAX_INTS 10
+#define MAX_CODES 6
+#define MAX_WIDE 16
+
+typedef struct {
+    const u8 *at;
+    i64 len;   /* -1: absent */
+} span;
+
+typedef struct {
+    span key, value;
+} member;
+
+/* Texts in order of first sight; `slot` is an open-addressed table of entry numbers + 1. */
+typedef struct {
+    u8 *text;
+    i64 used, room;
+    i64 *end;     /* where each entry ends in text */
+    u64 *hash;
+    i64 *count;
+    i64 n, cap;
+    i32 *slot;
+    u64 mask;
+} dict;
+
+typedef struct {
+    i64 *row, *value;
+    i64 n, cap;
+} sparse;
+
+typedef struct scan {
+    int host;
+    int state;
+    int why;               /* set where a scanning function returns NULL */
+    const u8 *stop;        /* and where that was */
+    int escaped;           /* a string just read holds a backslash */
+    int deep;
+    int odd;
+    u64 seed;
+    i64 rows, cap;
+    i64 elements;          /* objects taken as whole and plain, rows or not */
+    i64 *ints[MAX_INTS];
+    i32 *codes[MAX_CODES];
+    dict dicts[MAX_CODES];
+    sparse wide[MAX_WIDE];
+    u8 *scratch;
+    i64 scratch_len, scratch_room;
+    u8 stack[MAX_DEPTH / 8 + 2];
+} scan;
+
+/* --- columns of a device trace ------------------------------------------------------------------------------------ */
+
+enum { D_PID, D_TID, D_TS, D_DUR, D_EXTERNAL, D_RECORD, D_CORRELATION, D_SEQUENCE, D_DEVICE, D_STREAM, D_INTS };
+enum { D_PHASE, D_CATEGORY, D_NAME, D_SHAPES, D_TYPES, D_ARGS, D_CODES };
+/* Integer args that differ from row to row: kept apart, or every row would have args text of its own. */
+enum {
+    W_EV_IDX, W_EVENT_INDEX, W_PYTHON_ID, W_PYTHON_PARENT, W_PYTHON_MODULE, W_ADDR, W_BYTES, W_ALLOCATED, W_RESERVED,
+    W_COPY_BYTES, W_WAIT_RECORD, W_WAIT_EVENT, N_WIDE
+};
+/* What an arg is promoted to: an id column, a text column, or (from P_WIDE on) a sparse column. */
+enum { P_SHAPES = 6, P_TYPES = 7, P_WIDE = 8, P_NONE = -1 };
+
+/* --- columns of a host trace -------------------------------------------------------------------------------------- */
+
+enum { H_ID, H_CTRL_DEPS, H_PARENT, H_RF_ID, H_SEQ_ID, H_SCOPE, H_TID, H_FW_TID, H_FW_PARENT, H_INTS };
+enum { H_NAME, H_IN_SHAPES, H_IN_TYPES, H_IN_VALUES, H_OUT_VALUES, H_DETAILS, H_CODES };
+
+/* --- memory -------------------------------------------------------------------------------------------------------- */
+
+static int grow(void *pointer, i64 *cap, i64 need, size_t item)
+{
+    void **p = pointer;
+    i64 size = *cap ? *cap : 64;
+    while (size < need)
+        size += size / 2;
+    void *bigger = realloc(*p, (size_t)size * item);
+    if (!bigger)
+        return 0;
+    *p = bigger;
+    *cap = size;
+    return 1;
+}
+
+static int grow_rows(scan *s)
+{
+    if (s->rows >= MAX_ROWS)
+        return 0;
+    i64 size = s->cap ? s->cap + s->cap / 2 : 1024;
+    int ints = s->host ? H_INTS : D_INTS, codes = s->host ? H_CODES : D_CODES;
+    for (int i = 0; i < ints; i++) {
+        i64 *bigger = realloc(s->ints[i], (size_t)size * sizeof(i64));
+        if (!bigger)
+            return 0;
+        s->ints[i] = bigger;
+    }
+    for (int i = 0; i < codes; i++) {
+        i32 *bigger = realloc(s->codes[i], (size_t)size * sizeof(i32));
+        if (!bigger)
+            return 0;
+        s->codes[i] = bigger;
+    }
+    s->cap = size;
+    return 1;
+}
+
+/* --- dictionaries -------------------------------------------------------------------------------------------------- */
+
+static inline u64 load8(const u8 *p)
+{
+    u64 v;
+    memcpy(&v, p, 8);
+    return v;
+}
+
+static inline u64 mix(u64 a, u64 b)
+{
+    unsigned __int128 product = (unsigned __int128)a * b;
+    return (u64)product ^ (u64)(product >> 64);
+}
+
+/* Seeded, so that no file can be made whose texts all fall into one slot. */
+static u64 hash_of(const u8 *p, i64 len, u64 seed)
+{
+    u64 h = seed ^ ((u64)len * 0x9E3779B97F4A7C15u);
+    for (; len >= 16; p += 16, len -= 16)
+        h = mix(load8(p) ^ 0xA0761D6478BD642Fu ^ seed, load8(p + 8) ^ h);
+    if (len >= 8) {
+        h = mix(load8(p) ^ 0xE7037ED1A0B428DBu ^ seed, h ^ 0x8EBC6AF09C88C6E3u);
+        p += 8;
+        len -= 8;
+    }
+    u64 tail = 0;
+    if (len)
+        memcpy(&tail, p, (size_t)len);
+    return mix(tail ^ 0x589965CC75374CC3u ^ seed, h ^ 0x1D8E4E27C47D124Fu);
+}
+
+static int rehash(dict *d)
+{
+    u64 size = d->mask ? (d->mask + 1) * 2 : 256;
+    i32 *slot = calloc(size, sizeof(i32));
+    if (!slot)
+        return 0;
+    for (i64 i = 0; i < d->n; i++) {
+        u64 at = d->hash[i] & (size - 1);
+        while (slot[at])
+            at = (at + 1) & (size - 1);
+        slot[at] = (i32)i + 1;
+    }
+    free(d->slot);
+    d->slot = slot;
+    d->mask = size - 1;
+    return 1;
+}
+
+static int add_entry(dict *d, const u8 *p, i64 len, u64 hash)
+{
+    if (d->n >= INT32_MAX - 1)
+        return 0;
+    if (d->n == d->cap) {
+        i64 cap = d->cap, same = d->cap, too = d->cap;
+        if (!grow(&d->end, &cap, d->n + 1, sizeof(i64)) || !grow(&d->hash, &same, d->n + 1, sizeof(u64)) ||
+            !grow(&d->count, &too, d->n + 1, sizeof(i64)))
+            return 0;
+        d->cap = cap;
+    }
+    if (d->used + len > d->room && !grow(&d->text, &d->room, d->used + len, 1))
+        return 0;
+    if (len)
+        memcpy(d->text + d->used, p, (size_t)len);
+    d->used += len;
+    d->end[d->n] = d->used;
+    d->hash[d->n] = hash;
+    d->count[d->n] = 0;
+    d->n++;
+    return 1;
+}
+
+/* Code of a text, -1 where memory is out. */
+static i32 code_of(scan *s, dict *d, const u8 *p, i64 len)
+{
+    if ((u64)d->n * 2 >= d->mask && !rehash(d))
+        return -1;
+    u64 hash = hash_of(p, len, s->seed), at = hash & d->mask;
+    for (; d->slot[at]; at = (at + 1) & d->mask) {
+        i32 code = d->slot[at] - 1;
+        if (d->hash[code] != hash)
+            continue;
+        i64 begin = code ? d->end[code - 1] : 0;
+        if (d->end[code] - begin == len && (!len || !memcmp(d->text + begin, p, (size_t)len)))
+            return code;
+    }
+    if (!add_entry(d, p, len, hash))
+        return -1;
+    d->slot[at] = (i32)d->n;
+    return (i32)d->n - 1;
+}
+
+/* --- strict JSON --------------------------------------------------------------------------------------------------- */
+
+#define FAIL(reason) return (s->why = (reason), s->stop = p, NULL)
+#define NEED() do { if (p == end) FAIL(MORE); } while (0)
+
+static inline const u8 *space(const u8 *p, const u8 *end)
+{
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r'))
+        p++;
+    return p;
+}
+
+static inline int is_digit(u8 c) { return c >= '0' && c <= '9'; }
+static inline int is_delimiter(u8 c) { return c == ',' || c == '}' || c == ']' || c == ' ' || c == '\n' || c == '\r' || c == '\t'; }
+
+static int hex4(const u8 *p)
+{
+    int value = 0;
+    for (int i = 0; i < 4; i++) {
+        u8 c = p[i];
+        int digit = is_digit(c) ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+        if (digit < 0)
+            return -1;
+        value = value * 16 + digit;
+    }
+    return value;
+}
+
+/* p at the backslash. Half of a surrogate pair is no character, so it counts as damage. */
+static const u8 *escape(scan *s, const u8 *p, const u8 *end)
+{
+    if (end - p < 2)
+        FAIL(MORE);
+    u8 c = p[1];
+    if (c != 'u') {
+        if (c == '"' || c == '\\' || c == '/' || c == 'b' || c == 'f' || c == 'n' || c == 'r' || c == 't')
+            return p + 2;
+        FAIL(DAMAGED);
+    }
+    if (end - p < 6)
+        FAIL(MORE);
+    int unit = hex4(p + 2);
+    if (unit < 0 || (unit >= 0xDC00 && unit <= 0xDFFF))
+        FAIL(DAMAGED);
+    if (unit < 0xD800 || unit > 0xDBFF)
+        return p + 6;
+    if (end - p < 12)
+        FAIL(MORE);
+    if (p[6] != '\\' || p[7] != 'u')
+        FAIL(DAMAGED);
+    unit = hex4(p + 8);
+    if (unit < 0xDC00 || unit > 0xDFFF)
+        FAIL(DAMAGED);
+    return p + 12;
+}
+
+/* p at a byte >= 0x80: one character of strict UTF-8 (no overlong form, no surrogate, up to U+10FFFF). */
+static const u8 *utf8(scan *s, const u8 *p, const u8 *end)
+{
+    u8 c = *p, low = 0x80, high = 0xBF;
+    int more;
+    if (c >= 0xC2 && c <= 0xDF) {
+        more = 1;
+    } else if (c >= 0xE0 && c <= 0xEF) {
+        more = 2;
+        if (c == 0xE0)
+            low = 0xA0;
+        if (c == 0xED)
+            high = 0x9F;
+    } else if (c >= 0xF0 && c <= 0xF4) {
+        more = 3;
+        if (c == 0xF0)
+            low = 0x90;
+        if (c == 0xF4)
+            high = 0x8F;
+    } else {
+        FAIL(DAMAGED);
+    }
+    if (end - p <= more)
+        FAIL(MORE);
+    for (p++; more--; p++) {
+        if (*p < low || *p > high)
+            FAIL(DAMAGED);
+        low = 0x80;
+        high = 0xBF;
+    }
+    return p;
+}
+
+/* p after the opening quote; returns what follows the closing one. */
+static const u8 *string(scan *s, const u8 *p, const u8 *end)
+{
+    for (;;) {
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        const u64 ones = 0x0101010101010101u, tops = 0x8080808080808080u;
+        while (end - p >= 8) {
+            u64 v = load8(p), quote = v ^ (ones * '"'), slash = v ^ (ones * '\\');
+            u64 stop = (((v - ones * 0x20) | (quote - ones) | (slash - ones)) & ~v & tops) | (v & tops);
+            /* The test of quote and slash is exact only where v has no top bit, which stops anyway. */
+            if (stop) {
+                p += __builtin_ctzll(stop) >> 3;
+                break;
+            }
+            p += 8;
+        }
+#endif
+        while (p < end && *p >= 0x20 && *p < 0x80 && *p != '"' && *p != '\\')
+            p++;
+        NEED();
+        if (*p == '"')
+            return p + 1;
+        if (*p == '\\') {
+            s->escaped = 1;
+            p = escape(s, p, end);
+        } else if (*p >= 0x80) {
+            p = utf8(s, p, end);
+        } else {
+            FAIL(DAMAGED);
+        }
+        if (!p)
+            return NULL;
+    }
+}
+
+static const u8 *digits(const u8 *p, const u8 *end)
+{
+    while (p < end && is_digit(*p))
+        p++;
+    return p;
+}
+
+/* A number must be followed by something: at the end of the buffer it may go on. */
+static const u8 *number(scan *s, const u8 *p, const u8 *end)
+{
+    const u8 *from;
+    if (*p == '-')
+        p++;
+    NEED();
+    if (!is_digit(*p))
+        FAIL(DAMAGED);
+    p = *p == '0' ? p + 1 : digits(p, end);
+    if (p < end && *p == '.') {
+        from = ++p;
+        p = digits(p, end);
+        NEED();
+        if (p == from)
+            FAIL(DAMAGED);
+    }
+    if (p < end && (*p == 'e' || *p == 'E')) {
+        p++;
+        NEED();
+        if (*p == '+' || *p == '-')
+            p++;
+        from = p;
+        p = digits(p, end);
+        NEED();
+        if (p == from)
+            FAIL(DAMAGED);
+    }
+    NEED();
+    return p;
+}
+
+static const u8 *word(scan *s, const u8 *p, const u8 *end, const char *text)
+{
+    for (; *text; text++, p++) {
+        NEED();
+        if (*p != (u8)*text)
+            FAIL(DAMAGED);
+    }
+    return p;
+}
+
+/* Skips one value of any kind; p at its first byte. Returns what follows it. */
+static const u8 *value(scan *s, const u8 *p, const u8 *end)
+{
+    int level = 0;
+    for (;;) {
+        NEED();
+        switch (*p) {
+        case '"':
+            p = string(s, p + 1, end);
+            break;
+        case 't':
+            p = word(s, p, end, "true");
+            break;
+        case 'f':
+            p = word(s, p, end, "false");
+            break;
+        case 'n':
+            p = word(s, p, end, "null");
+            break;
+        case '{':
+        case '[': {
+            int object = *p == '{';
+            if (++level >= MAX_DEPTH)
+                FAIL(DEEP);
+            if (level >= ODD_DEPTH)
+                s->deep = 1;
+            if (object)
+                s->stack[level >> 3] |= (u8)(1 << (level & 7));
+            else
+                s->stack[level >> 3] &= (u8)~(1 << (level & 7));
+            p = space(p + 1, end);
+            NEED();
+            if (*p == (object ? '}' : ']')) {
+                p++;
+                level--;
+                break;
+            }
+            if (object)
+                goto key;
+            continue;
+        }
+        default:
+            p = number(s, p, end);
+        }
+        if (!p)
+            return NULL;
+        for (;;) {   /* a value has ended */
+            if (!level)
+                return p;
+            int object = s->stack[level >> 3] >> (level & 7) & 1;
+            p = space(p, end);
+            NEED();
+            if (*p == ',') {
+                p = space(p + 1, end);
+                NEED();
+                if (object)
+                    goto key;
+                break;
+            }
+            if (*p != (object ? '}' : ']'))
+                FAIL(DAMAGED);
+            p++;
+            level--;
+        }
+        continue;
+    key:
+        if (*p != '"')
+            FAIL(DAMAGED);
+        p = string(s, p + 1, end);
+        if (!p)
+            return NULL;
+        p = space(p, end);
+        NEED();
+        if (*p != ':')
+            FAIL(DAMAGED);
+        p = space(p + 1, end);
+    }
+}
+
+/* --- plain values -------------------------------------------------------------------------------------------------- */
+
+/* An integer of up to 18 digits, else NULL without a reason: then it is for value() to judge. */
+static const u8 *plain_int(const u8 *p, const u8 *end, i64 *out)
+{
+    int minus = p < end && *p == '-';
+    const u8 *from = p + minus, *stop = from;
+    i64 n = 0;
+    while (stop < end && is_digit(*stop) && stop - from < 18)
+        n = n * 10 + (*stop++ - '0');
+    if (stop == from || stop == end || (*from == '0' && stop - from > 1) || !is_delimiter(*stop))
+        return NULL;
+    *out = minus ? -n : n;
+    return stop;
+}
+
+/* Decimal microseconds to nanoseconds, half to even; bounded as in times.py, which judges the rest. */
+static const u8 *plain_time(const u8 *p, const u8 *end, i64 *out)
+{
+    int minus = p < end && *p == '-';
+    const u8 *from = p + minus, *stop = from;
+    i64 ns = 0;
+    while (stop < end && is_digit(*stop) && stop - from < 16)
+        ns = ns * 10 + (*stop++ - '0');
+    if (stop == from || stop == end || ns > 4611686018427386 || (*from == '0' && stop - from > 1))
+        return NULL;
+    ns *= 1000;
+    if (*stop == '.') {
+        i64 unit = 100;
+        int half = 0, rest = 0;
+        from = ++stop;
+        for (; stop < end && is_digit(*stop) && stop - from < 100; stop++) {
+            int digit = *stop - '0';
+            if (unit)
+                ns += digit * unit;
+            else if (stop - from == 3)
+                half = digit;
+            else
+                rest |= digit;
+            unit /= 10;
+        }
+        if (stop == from || stop == end)
+            return NULL;
+        ns += half > 5 || (half == 5 && (rest || (ns & 1)));
+    }
+    if (!is_delimiter(*stop))
+        return NULL;
+    *out = minus ? -ns : ns;
+    return stop;
+}
+
+/* An integer member that may stand only once; anything else makes the element odd. */
+static const u8 *int_member(scan *s, const u8 *p, const u8 *end, i64 *out, int again)
+{
+    const u8 *after = plain_int(p, end, out);
+    if (!after || again)
+        s->odd = 1;
+    return after ? after : value(s, p, end);
+}
+
+static const u8 *text_member(scan *s, const u8 *p, const u8 *end, span *out, int again)
+{
+    const u8 *at = p;
+    NEED();
+    if (*p != '"' || again)
+        s->odd = 1;
+    p = value(s, p, end);
+    if (p)
+        *out = (span){at + 1, p - at - 2};
+    return p;
+}
+
+/* --- members of an object ------------------------------------------------------------------------------------------ */
+
+static inline int is(span key, const char *text)
+{
+    return key.len == (i64)strlen(text) && !memcmp(key.at, text, (size_t)key.len);
+}
+
+/* Reads `"key" :` and the blanks after it; an escaped key makes the element odd and matches nothing. */
+static const u8 *key_of(scan *s, const u8 *p, const u8 *end, span *key)
+{
+    NEED();
+    if (*p != '"')
+        FAIL(DAMAGED);
+    s->escaped = 0;
+    key->at = p + 1;
+    p = string(s, p + 1, end);
+    if (!p)
+        return NULL;
+    key->len = p - 1 - key->at;
+    if (s->escaped) {
+        s->odd = 1;
+        key->len = 0;
+    }
+    p = space(p, end);
+    NEED();
+    if (*p != ':')
+        FAIL(DAMAGED);
+    p = space(p + 1, end);
+    NEED();
+    return p;
+}
+
+/* After a member: 1 another one follows, 0 the object has ended, -1 failed. */
+static int next_member(scan *s, const u8 **at, const u8 *end)
+{
+    const u8 *p = space(*at, end);
+    if (p < end && *p == '}') {
+        *at = p + 1;
+        return 0;
+    }
+    if (p == end || *p != ',') {
+        s->why = p == end ? MORE : DAMAGED;
+        s->stop = p;
+        return -1;
+    }
+    *at = space(p + 1, end);
+    return 1;
+}
+
+/* After the opening brace: 1 a member follows, 0 the object is empty. */
+static int first_member(const u8 **at, const u8 *end)
+{
+    const u8 *p = space(*at, end);
+    int empty = p < end && *p == '}';
+    *at = p + empty;
+    return !empty;
+}
+
+/* Members without a column, and whether one of their keys stands twice. */
+typedef struct {
+    member list[MAX_RESIDUE];
+    int n;
+    u64 seen;
+} residue;
+
+static void keep_member(scan *s, residue *r, span key, span text)
+{
+    if (r->n == MAX_RESIDUE) {
+        s->odd = 1;
+        return;
+    }
+    u64 bit = 1;
+    if (key.len)
+        bit <<= (key.len * 7 + key.at[0] * 3 + key.at[key.len - 1]) & 63;
+    if (r->seen & bit)
+        for (int i = 0; i < r->n; i++)
+            if (r->list[i].key.len == key.len && !memcmp(r->list[i].key.at, key.at, (size_t)key.len))
+                s->odd = 1;
+    r->seen |= bit;
+    r->list[r->n++] = (member){key, text};
+}
+
+static int room_for(scan *s, i64 len)
+{
+    return s->scratch_len + len <= s->scratch_room || grow(&s->scratch, &s->scratch_room, s->scratch_len + len, 1);
+}
+
+static int put_member(scan *s, span key, span text)
+{
+    if (!room_for(s, key.len + text.len + 8))
+        return 0;
+    u8 *to = s->scratch + s->scratch_len;
+    *to++ = s->scratch_len ? ',' : '{';
+    *to++ = '"';
+    if (key.len)
+        memcpy(to, key.at, (size_t)key.len);
+    to += key.len;
+    *to++ = '"';
+    *to++ = ':';
+    memcpy(to, text.at, (size_t)text.len);
+    s->scratch_len = to + text.len - s->scratch;
+    return 1;
+}
+
+/* Code of the object put together in scratch; -1 and *ok for an empty one. */
+static i32 residue_code(scan *s, dict *d, int *ok)
+{
+    if (!s->scratch_len)
+        return -1;
+    s->scratch[s->scratch_len++] = '}';   /* put_member left room */
+    i32 code = code_of(s, d, s->scratch, s->scratch_len);
+    *ok &= code >= 0;
+    return code;
+}
+
+static i32 span_code(scan *s, dict *d, span text, int *ok)
+{
+    if (text.len < 0)
+        return -1;
+    i32 code = code_of(s, d, text.at, text.len);
+    *ok &= code >= 0;
+    return code;
+}
+
+/* --- device events ------------------------------------------------------------------------------------------------- */
+
+typedef struct {
+    span phase, category, name, shapes, types;
+    i64 ints[D_INTS];
+    i64 wide[N_WIDE];
+    u64 seen, promoted;
+    residue args;
+} event;
+
+static int promoted_to(span key)
+{
+    switch (key.len) {
+    case 4:
+        return is(key, "Addr") ? P_WIDE + W_ADDR : P_NONE;
+    case 5:
+        return is(key, "Bytes") ? P_WIDE + W_BYTES : is(key, "bytes") ? P_WIDE + W_COPY_BYTES : P_NONE;
+    case 6:
+        return is(key, "stream") ? 5 : is(key, "device") ? 4 : is(key, "Ev Idx") ? P_WIDE + W_EV_IDX : P_NONE;
+    case 9:
+        return is(key, "Python id") ? P_WIDE + W_PYTHON_ID : P_NONE;
+    case 10:
+        return is(key, "Input Dims") ? P_SHAPES : is(key, "Input type") ? P_TYPES : P_NONE;
+    case 11:
+        if (is(key, "External id") || is(key, "external id") || is(key, "External Id"))
+            return 0;
+        return is(key, "correlation") ? 2 : P_NONE;
+    case 14:
+        return is(key, "Correlation ID") ? 2 : is(key, "Total Reserved") ? P_WIDE + W_RESERVED : P_NONE;
+    case 15:
+        return is(key, "Sequence number") ? 3 : is(key, "Total Allocated") ? P_WIDE + W_ALLOCATED : P_NONE;
+    case 16:
+        return is(key, "Python parent id") ? P_WIDE + W_PYTHON_PARENT
+               : is(key, "Python module id") ? P_WIDE + W_PYTHON_MODULE : P_NONE;
+    case 18:
+        return is(key, "Record function id") ? 1 : P_NONE;
+    case 20:
+        return is(key, "Profiler Event Index") ? P_WIDE + W_EVENT_INDEX : P_NONE;
+    case 21:
+        return is(key, "wait_on_cuda_event_id") ? P_WIDE + W_WAIT_EVENT : P_NONE;
+    case 33:
+        return is(key, "wait_on_cuda_event_record_corr_id") ? P_WIDE + W_WAIT_RECORD : P_NONE;
+    }
+    return P_NONE;
+}
+
+/* A quoted text that could be read as an integer is for the slow reader; "0x0" and its like are text. */
+static int quoted_number(span text)
+{
+    return text.len > 2 && text.at[0] == '"' && (is_digit(text.at[1]) || text.at[1] == '-' || text.at[1] == '+') &&
+           !(text.len > 3 && (text.at[2] == 'x' || text.at[2] == 'X'));
+}
+
+static const u8 *arg_member(scan *s, event *e, span key, const u8 *p, const u8 *end)
+{
+    int to = promoted_to(key);
+    const u8 *at = p, *after = NULL;
+    if (to != P_NONE) {
+        if (e->promoted >> to & 1)
+            s->odd = 1;
+        e->promoted |= (u64)1 << to;
+    }
+    if (to != P_NONE && to != P_SHAPES && to != P_TYPES) {
+        after = plain_int(p, end, to < P_WIDE ? &e->ints[D_EXTERNAL + to] : &e->wide[to - P_WIDE]);
+        if (after)
+            return after;
+    }
+    p = value(s, p, end);
+    if (!p)
+        return NULL;
+    span text = {at, p - at};
+    if (to == P_SHAPES)
+        e->shapes = text;
+    else if (to == P_TYPES)
+        e->types = text;
+    else {
+        if (to != P_NONE && (quoted_number(text) || is_digit(*at) || *at == '-'))
+            s->odd = 1;
+        keep_member(s, &e->args, key, text);
+    }
+    return p;
+}
+
+static const u8 *event_args(scan *s, event *e, const u8 *p, const u8 *end)
+{
+    if (*p != '{') {
+        s->odd = 1;
+        return value(s, p, end);
+    }
+    p++;
+    int more = first_member(&p, end);
+    while (more > 0) {
+        span key;
+        p = key_of(s, p, end, &key);
+        if (!p)
+            return NULL;
+        p = arg_member(s, e, key, p, end);
+        if (!p)
+            return NULL;
+        more = next_member(s, &p, end);
+    }
+    return more < 0 ? NULL : p;
+}
+
+static const u8 *time_member(scan *s, const u8 *p, const u8 *end, i64 *out, int again)
+{
+    const u8 *after = plain_time(p, end, out);
+    if (!after || again)
+        s->odd = 1;
+    return after ? after : value(s, p, end);
+}
+
+static const u8 *event_member(scan *s, event *e, span key, const u8 *p, const u8 *end)
+{
+    enum { PH = 1, CAT = 2, NAME = 4, PID = 8, TID = 16, TS = 32, DUR = 64, ARGS = 128 };
+    u64 seen = e->seen;
+    if (key.len == 2 && key.at[0] == 'p' && key.at[1] == 'h') {
+        e->seen |= PH;
+        s->escaped = 0;
+        p = text_member(s, p, end, &e->phase, seen & PH);
+        s->odd |= s->escaped;
+        return p;
+    }
+    if (key.len == 2 && key.at[0] == 't' && key.at[1] == 's') {
+        e->seen |= TS;
+        return time_member(s, p, end, &e->ints[D_TS], seen & TS);
+    }
+    if (key.len == 3) {
+        if (is(key, "cat")) {
+            e->seen |= CAT;
+            return text_member(s, p, end, &e->category, seen & CAT);
+        }
+        if (is(key, "pid")) {
+            e->seen |= PID;
+            return int_member(s, p, end, &e->ints[D_PID], seen & PID);
+        }
+        if (is(key, "tid")) {
+            e->seen |= TID;
+            return int_member(s, p, end, &e->ints[D_TID], seen & TID);
+        }
+        if (is(key, "dur")) {
+            e->seen |= DUR;
+            return time_member(s, p, end, &e->ints[D_DUR], seen & DUR);
+        }
+    }
+    if (key.len == 4) {
+        if (is(key, "name")) {
+            e->seen |= NAME;
+            return text_member(s, p, end, &e->name, seen & NAME);
+        }
+        if (is(key, "args")) {
+            e->seen |= ARGS;
+            if (seen & ARGS)
+                s->odd = 1;
+            return event_args(s, e, p, end);
+        }
+    }
+    return value(s, p, end);
+}
+
+static int add_sparse(sparse *w, i64 row, i64 value)
+{
+    if (w->n == w->cap) {
+        i64 cap = w->cap, same = w->cap;
+        if (!grow(&w->row, &cap, w->n + 1, sizeof(i64)) || !grow(&w->value, &same, w->n + 1, sizeof(i64)))
+            return 0;
+        w->cap = cap;
+    }
+    w->row[w->n] = row;
+    w->value[w->n++] = value;
+    return 1;
+}
+
+static int add_event(scan *s, event *e)
+{
+    int ok = 1;
+    i32 category = span_code(s, &s->dicts[D_CATEGORY], e->category, &ok);
+    if (!ok)
+        return 0;
+    s->elements++;
+    if (category >= 0)
+        s->dicts[D_CATEGORY].count[category]++;
+    u8 phase = e->phase.len == 1 ? *e->phase.at : 0;
+    if (phase != 'X' && phase != 'i' && phase != 'I')
+        return 1;
+    if (s->rows == s->cap && !grow_rows(s))
+        return 0;
+    i64 row = s->rows;
+    for (int i = 0; i < D_INTS; i++)
+        s->ints[i][row] = e->ints[i];
+    s->scratch_len = 0;
+    for (int i = 0; i < e->args.n; i++)
+        if (!put_member(s, e->args.list[i].key, e->args.list[i].value))
+            return 0;
+    s->codes[D_ARGS][row] = residue_code(s, &s->dicts[D_ARGS], &ok);
+    s->codes[D_PHASE][row] = span_code(s, &s->dicts[D_PHASE], e->phase, &ok);
+    s->codes[D_CATEGORY][row] = category;
+    s->codes[D_NAME][row] = span_code(s, &s->dicts[D_NAME], e->name, &ok);
+    s->codes[D_SHAPES][row] = span_code(s, &s->dicts[D_SHAPES], e->shapes, &ok);
+    s->codes[D_TYPES][row] = span_code(s, &s->dicts[D_TYPES], e->types, &ok);
+    for (u64 left = e->promoted >> P_WIDE, i = 0; left; left >>= 1, i++)
+        if ((left & 1) && e->wide[i] != MISSING)
+            ok &= add_sparse(&s->wide[i], row, e->wide[i]);
+    s->rows += ok;
+    return ok;
+}
+
+static const u8 *read_event(scan *s, const u8 *p, const u8 *end)
+{
+    event e;
+    const span absent = {NULL, -1};
+    e.phase = e.category = e.name = e.shapes = e.types = absent;
+    e.seen = e.promoted = e.args.seen = 0;
+    e.args.n = 0;
+    for (int i = 0; i < D_INTS; i++)
+        e.ints[i] = MISSING;
+    for (int i = 0; i < N_WIDE; i++)
+        e.wide[i] = MISSING;
+    p++;
+    int more = first_member(&p, end);
+    while (more > 0) {
+        span key;
+        p = key_of(s, p, end, &key);
+        if (!p)
+            return NULL;
+        p = event_member(s, &e, key, p, end);
+        if (!p)
+            return NULL;
+        more = next_member(s, &p, end);
+    }
+    if (more < 0)
+        return NULL;
+    if (e.name.len < 0)
+        s->odd = 1;   /* what an event without a name is called is decided in one place */
+    if (!s->odd && !s->deep && !add_event(s, &e))
+        FAIL(NO_MEMORY);
+    return p;
+}
+
+/* --- host nodes ---------------------------------------------------------------------------------------------------- */
+
+enum { IO_VALUES, IO_SHAPES, IO_TYPES, IO_STRIDES, N_IO };
+enum { SAW_ID = 1, SAW_NAME = 2, SAW_CTRL_DEPS = 4, SAW_PARENT = 8, SAW_INPUTS = 16, SAW_OUTPUTS = 32, SAW_ATTRS = 64 };
+
+typedef struct {
+    span name, op_schema;
+    span in[N_IO], out[N_IO];
+    i64 ints[H_INTS];
+    u64 seen, attr_seen;
+    int flat, nested;   /* which of the two layouts its keys belong to */
+    residue attrs;
+} node;
+
+static const u8 *raw_member(scan *s, const u8 *p, const u8 *end, span *out)
+{
+    const u8 *at = p;
+    if (out->len >= 0)
+        s->odd = 1;
+    p = value(s, p, end);
+    if (p)
+        *out = (span){at, p - at};
+    return p;
+}
+
+/* inputs or outputs: an object of four arrays, in the flat layout the array of values alone. */
+static const u8 *io_member(scan *s, node *n, span *io, const u8 *p, const u8 *end)
+{
+    if (*p == '[') {
+        n->flat = 1;
+        return raw_member(s, p, end, &io[IO_VALUES]);
+    }
+    if (*p != '{') {
+        s->odd = 1;
+        return value(s, p, end);
+    }
+    n->nested = 1;
+    p++;
+    int more = first_member(&p, end);
+    while (more > 0) {
+        span key;
+        p = key_of(s, p, end, &key);
+        if (!p)
+            return NULL;
+        int part = is(key, "values") ? IO_VALUES : is(key, "shapes") ? IO_SHAPES : is(key, "types") ? IO_TYPES
+                   : is(key, "strides") ? IO_STRIDES : -1;
+        p = part < 0 ? value(s, p, end) : raw_member(s, p, end, &io[part]);
+        if (!p)
+            return NULL;
+        more = next_member(s, &p, end);
+    }
+    return more < 0 ? NULL : p;
+}
+
+static int int_attr(span key)
+{
+    switch (key.len) {
+    case 3:
+        return is(key, "tid") ? H_TID : -1;
+    case 5:
+        return is(key, "rf_id") ? H_RF_ID : is(key, "scope") ? H_SCOPE : -1;
+    case 6:
+        return is(key, "seq_id") ? H_SEQ_ID : is(key, "fw_tid") ? H_FW_TID : -1;
+    case 9:
+        return is(key, "fw_parent") ? H_FW_PARENT : -1;
+    }
+    return -1;
+}
+
+/* One of attrs: {"name": ..., "type": ..., "value": ...} in any order. */
+static const u8 *attr(scan *s, node *n, const u8 *p, const u8 *end)
+{
+    span name = {NULL, -1}, text = {NULL, -1};
+    if (*p != '{') {
+        s->odd = 1;
+        return value(s, p, end);
+    }
+    p++;
+    int more = first_member(&p, end);
+    while (more > 0) {
+        span key;
+        p = key_of(s, p, end, &key);
+        if (!p)
+            return NULL;
+        if (is(key, "name")) {
+            s->escaped = 0;
+            p = text_member(s, p, end, &name, name.len >= 0);
+            s->odd |= s->escaped;
+        } else if (is(key, "value")) {
+            p = raw_member(s, p, end, &text);
+        } else {
+            p = value(s, p, end);
+        }
+        if (!p)
+            return NULL;
+        more = next_member(s, &p, end);
+    }
+    if (more < 0)
+        return NULL;
+    if (name.len < 0 || text.len < 0) {
+        s->odd = 1;
+        return p;
+    }
+    int to = int_attr(name);
+    if (to < 0) {
+        /* These two beginnings are those of the members that add_node puts beside the attributes. */
+        if ((name.len > 6 && !memcmp(name.at, "input_", 6)) || (name.len > 7 && !memcmp(name.at, "output_", 7)))
+            s->odd = 1;
+        if (!is(text, "\"\""))
+            keep_member(s, &n->attrs, name, text);
+        return p;
+    }
+    /* The object around it ends in a brace at the latest, so there is a byte after the value. */
+    if (n->attr_seen >> to & 1 || plain_int(text.at, text.at + text.len + 1, &n->ints[to]) != text.at + text.len)
+        s->odd = 1;
+    n->attr_seen |= (u64)1 << to;
+    return p;
+}
+
+static const u8 *attrs_member(scan *s, node *n, const u8 *p, const u8 *end)
+{
+    if (*p != '[') {
+        s->odd = 1;
+        return value(s, p, end);
+    }
+    p = space(p + 1, end);
+    NEED();
+    if (*p == ']')
+        return p + 1;
+    for (;;) {
+        p = attr(s, n, p, end);
+        if (!p)
+            return NULL;
+        p = space(p, end);
+        NEED();
+        if (*p == ']')
+            return p + 1;
+        if (*p != ',')
+            FAIL(DAMAGED);
+        p = space(p + 1, end);
+        NEED();
+    }
+}
+
+static const u8 *node_member(scan *s, node *n, span key, const u8 *p, const u8 *end)
+{
+    u64 seen = n->seen, mine = 0;
+    if (is(key, "id"))
+        return n->seen |= SAW_ID, int_member(s, p, end, &n->ints[H_ID], seen & SAW_ID);
+    if (is(key, "name"))
+        return n->seen |= SAW_NAME, text_member(s, p, end, &n->name, seen & SAW_NAME);
+    if (is(key, "ctrl_deps"))
+        return n->seen |= SAW_CTRL_DEPS, int_member(s, p, end, &n->ints[H_CTRL_DEPS], seen & SAW_CTRL_DEPS);
+    if (is(key, "parent"))
+        return n->seen |= SAW_PARENT, int_member(s, p, end, &n->ints[H_PARENT], seen & SAW_PARENT);
+    if (is(key, "inputs"))
+        mine = SAW_INPUTS, p = io_member(s, n, n->in, p, end);
+    else if (is(key, "outputs"))
+        mine = SAW_OUTPUTS, p = io_member(s, n, n->out, p, end);
+    else if (is(key, "attrs"))
+        mine = SAW_ATTRS, n->nested = 1, p = attrs_member(s, n, p, end);
+    if (mine) {
+        if (seen & mine)
+            s->odd = 1;
+        n->seen |= mine;
+        return p;
+    }
+    span *flat = is(key, "input_shapes") ? &n->in[IO_SHAPES] : is(key, "input_types") ? &n->in[IO_TYPES]
+                 : is(key, "output_shapes") ? &n->out[IO_SHAPES] : is(key, "output_types") ? &n->out[IO_TYPES]
+                 : is(key, "op_schema") ? &n->op_schema : NULL;
+    int to = flat ? -1 : int_attr(key);
+    if (!flat && to < 0)
+        return value(s, p, end);
+    n->flat = 1;
+    if (flat)
+        return raw_member(s, p, end, flat);
+    int again = n->attr_seen >> to & 1;
+    n->attr_seen |= (u64)1 << to;
+    return int_member(s, p, end, &n->ints[to], again);
+}
+
+static int put_text(scan *s, const char *key, span text)
+{
+    return text.len < 0 || put_member(s, (span){(const u8 *)key, (i64)strlen(key)}, text);
+}
+
+static int add_node(scan *s, node *n)
+{
+    int ok = 1;
+    const span none = {(const u8 *)"[]", 2};
+    if (s->rows == s->cap && !grow_rows(s))
+        return 0;
+    i64 row = s->rows;
+    for (int i = 0; i < H_INTS; i++)
+        s->ints[i][row] = n->ints[i];
+    s->scratch_len = 0;
+    ok &= put_text(s, "input_strides", n->in[IO_STRIDES]) && put_text(s, "output_shapes", n->out[IO_SHAPES]) &&
+          put_text(s, "output_types", n->out[IO_TYPES]) && put_text(s, "output_strides", n->out[IO_STRIDES]);
+    if (n->op_schema.len >= 0 && !is(n->op_schema, "\"\""))
+        ok &= put_text(s, "op_schema", n->op_schema);
+    for (int i = 0; ok && i < n->attrs.n; i++)
+        ok &= put_member(s, n->attrs.list[i].key, n->attrs.list[i].value);
+    if (!ok)
+        return 0;
+    s->codes[H_DETAILS][row] = residue_code(s, &s->dicts[H_DETAILS], &ok);
+    s->codes[H_NAME][row] = span_code(s, &s->dicts[H_NAME], n->name, &ok);
+    s->codes[H_IN_SHAPES][row] = span_code(s, &s->dicts[H_IN_SHAPES], n->in[IO_SHAPES].len < 0 ? none : n->in[IO_SHAPES], &ok);
+    s->codes[H_IN_TYPES][row] = span_code(s, &s->dicts[H_IN_TYPES], n->in[IO_TYPES].len < 0 ? none : n->in[IO_TYPES], &ok);
+    s->codes[H_IN_VALUES][row] = span_code(s, &s->dicts[H_IN_VALUES], n->in[IO_VALUES].len < 0 ? none : n->in[IO_VALUES], &ok);
+    s->codes[H_OUT_VALUES][row] = span_code(s, &s->dicts[H_OUT_VALUES], n->out[IO_VALUES].len < 0 ? none : n->out[IO_VALUES], &ok);
+    s->rows += ok;
+    s->elements += ok;
+    return ok;
+}
+
+static const u8 *read_node(scan *s, const u8 *p, const u8 *end)
+{
+    node n;
+    const span absent = {NULL, -1};
+    n.name = n.op_schema = absent;
+    for (int i = 0; i < N_IO; i++)
+        n.in[i] = n.out[i] = absent;
+    for (int i = 0; i < H_INTS; i++)
+        n.ints[i] = MISSING;
+    n.seen = n.attr_seen = n.attrs.seen = 0;
+    n.attrs.n = n.flat = n.nested = 0;
+    p++;
+    int more = first_member(&p, end);
+    while (more > 0) {
+        span key;
+        p = key_of(s, p, end, &key);
+        if (!p)
+            return NULL;
+        p = node_member(s, &n, key, p, end);
+        if (!p)
+            return NULL;
+        more = next_member(s, &p, end);
+    }
+    if (more < 0)
+        return NULL;
+    if (n.ints[H_ID] == MISSING || n.name.len < 0 || (n.flat && n.nested))
+        s->odd = 1;
+    /* The slow reader takes a node without attrs as flat, one with attrs as nested. */
+    if (!(n.seen & SAW_ATTRS) != !n.nested)
+        s->odd = 1;
+    if (!s->odd && !s->deep && !add_node(s, &n))
+        FAIL(NO_MEMORY);
+    return p;
+}
+
+/* --- what the caller sees ------------------------------------------------------------------------------------------ */
+
+scan *cc_new(int host, u64 seed)
+{
+    scan *s = calloc(1, sizeof(scan));
+    if (s) {
+        s->host = host;
+        s->seed = seed;
+    }
+    return s;
+}
+
+void cc_free(scan *s)
+{
+    if (!s)
+        return;
+    for (int i = 0; i < MAX_INTS; i++)
+        free(s->ints[i]);
+    for (int i = 0; i < MAX_CODES; i++) {
+        free(s->codes[i]);
+        free(s->dicts[i].text);
+        free(s->dicts[i].end);
+        free(s->dicts[i].hash);
+        free(s->dicts[i].count);
+        free(s->dicts[i].slot);
+    }
+    for (int i = 0; i < MAX_WIDE; i++) {
+        free(s->wide[i].row);
+        free(s->wide[i].value);
+    }
+    free(s->scratch);
+    free(s);
+}
+
+void cc_set_state(scan *s, int state) { s->state = state; }
+int cc_state(const scan *s) { return s->state; }
+
+/* Reads elements from buf[pos] on until one stops it; the array's opening bracket lies before.
+ * out[0]: where to go on (MORE: start of what is not whole; END: after the bracket; else start of the element),
+ * out[1]: where that element ends (ODD) or where it failed. */
+int cc_elements(scan *s, const u8 *buf, i64 len, i64 pos, i64 *out)
+{
+    const u8 *p = buf + pos, *end = buf + len;
+    for (;;) {
+        p = space(p, end);
+        out[0] = out[1] = p - buf;
+        if (p == end)
+            return MORE;
+        if (s->state == AFTER_ELEMENT) {
+            if (*p == ',') {
+                s->state = AFTER_COMMA;
+                p++;
+                continue;
+            }
+            if (*p != ']')
+                return DAMAGED;
+        }
+        if (*p == ']') {
+            out[0]++;
+            return END;
+        }
+        if (*p != '{')
+            return DAMAGED;
+        s->odd = s->deep = 0;
+        const u8 *after = s->host ? read_node(s, p, end) : read_event(s, p, end);
+        if (!after) {
+            out[1] = s->stop - buf;
+            return s->why;
+        }
+        s->state = AFTER_ELEMENT;
+        if (s->odd || s->deep) {
+            out[1] = after - buf;
+            return ODD;
+        }
+        p = after;
+    }
+}
+
+/* Skips one value of the file's head or tail: END with out[0] after it, else the reason. */
+int cc_value(scan *s, const u8 *buf, i64 len, i64 pos, i64 *out)
+{
+    const u8 *after = value(s, buf + pos, buf + len);
+    if (!after)
+        return s->why;
+    out[0] = after - buf;
+    return END;
+}
+
+i64 cc_rows(const scan *s) { return s->rows; }
+i64 cc_elements_read(const scan *s) { return s->elements; }
+i64 *cc_ints(const scan *s, int column) { return s->ints[column]; }
+i32 *cc_codes(const scan *s, int column) { return s->codes[column]; }
+const u8 *cc_dict_text(const scan *s, int column) { return s->dicts[column].text; }
+const i64 *cc_dict_ends(const scan *s, int column) { return s->dicts[column].end; }
+const i64 *cc_dict_counts(const scan *s, int column) { return s->dicts[column].count; }
+i64 cc_dict_size(const scan *s, int column) { return s->dicts[column].n; }
+i64 cc_wide_size(const scan *s, int column) { return s->wide[column].n; }
+const i64 *cc_wide_rows(const scan *s, int column) { return s->wide[column].row; }
+const i64 *cc_wide_values(const scan *s, int column) { return s->wide[column].value; }

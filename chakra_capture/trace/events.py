@@ -1,0 +1,175 @@
+"""Events of a device trace as columns, decoded by msgspec: the slow reader, and the layout of the fast one."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from chakra_capture.trace import native
+from chakra_capture.trace.columns import (
+    LARGEST, MISSING, Int64, Rows, Sparse, coded, coded_bytes, int_column, missing, parse_ints,
+)  # fmt: skip
+from chakra_capture.trace.mend import EVENTS
+from chakra_capture.trace.reading import SlowReader
+from chakra_capture.trace.times import microseconds_to_ns
+
+# Integer args that have a column of their own.
+ID_ARGS = {
+    "external_id": ("External id", "external id", "External Id"),
+    "record_function_id": ("Record function id",),
+    "correlation_id": ("correlation", "Correlation ID"),
+    "sequence_number": ("Sequence number",),
+    "device": ("device",),
+    "stream": ("stream",),
+}
+# Integer args that differ from row to row: kept apart, or every row would have args text of its own.
+WIDE_ARGS = (
+    "Ev Idx", "Profiler Event Index", "Python id", "Python parent id", "Python module id", "Addr", "Bytes",
+    "Total Allocated", "Total Reserved", "bytes", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id",
+)  # fmt: skip
+_TEXT_ARGS = {"input_shapes": "Input Dims", "input_types": "Input type"}
+# Slices and instants; the others are flows, counters and metadata.
+_ROW_PHASES = frozenset(("X", "i", "I"))
+_CATEGORY = 1
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    cat: str | None = None
+    name: str | int | float | None = None
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: msgspec.Raw = msgspec.Raw()
+    args: dict[str, msgspec.Raw] | None = None
+
+
+class _File(msgspec.Struct):
+    trace_events: list[_Event] | None = msgspec.field(name="traceEvents", default=None)
+    base_ns: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=msgspec.Raw())
+    distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=msgspec.Raw())
+
+
+class EventReader(SlowReader):
+    """Reads events; ``categories`` counts all of them, rows or not ("" = none)."""
+
+    shape = EVENTS
+
+    def restart(self) -> None:
+        super().restart()
+        self.categories: Counter[str] = Counter()
+        self._decoder = msgspec.json.Decoder(_Event)
+
+    def decode(self, text: bytes) -> Any:
+        return self._decoder.decode(text)
+
+    def keeps(self, element: Any) -> bool:
+        self.categories[element.cat or ""] += 1
+        return element.ph in _ROW_PHASES
+
+    def to_rows(self, elements: list[Any]) -> Rows:
+        return event_rows(elements)
+
+    def whole(self, data: bytes | bytearray) -> tuple[list[Any] | None, dict[str, bytes]]:
+        if data[:64].lstrip()[:1] == b"[":  # a bare array of events is legal in this format
+            return msgspec.json.decode(data, type=list[_Event]), {}
+        file = msgspec.json.decode(data, type=_File)
+        head = {"baseTimeNanoseconds": bytes(file.base_ns), "distributedInfo": bytes(file.distributed)}
+        return file.trace_events, head
+
+    def native_layout(self) -> native.Layout:
+        return native.Layout(
+            is_host=False,
+            ints=("pid", "tid", "ts_ns", "dur_ns", *ID_ARGS),
+            texts=("phase_type", "category", "name", *_TEXT_ARGS, "residue"),
+            num_quoted=3,
+            wide=WIDE_ARGS,
+        )
+
+    def counts(self) -> dict[str, int]:
+        return dict(self.categories)
+
+    def add_native_counts(self, scan: native.NativeScanner) -> None:
+        counts = scan.counts(_CATEGORY)
+        counts[""] = counts.get("", 0) + scan.count - self.num_taken - sum(counts.values())
+        self.categories.update({category: n for category, n in counts.items() if n})
+
+
+def event_rows(events: list[_Event]) -> Rows:
+    """Columns of slices and instants."""
+    args = [event.args or {} for event in events]
+    present: set[str] = set().union(*args)
+    ids = {column: _take_ids(args, [key for key in keys if key in present]) for column, keys in ID_ARGS.items()}
+    texts = {
+        column: coded_bytes(_bytes(a.pop(key, None)) for a in args) if key in present else coded([None] * len(args))
+        for column, key in _TEXT_ARGS.items()
+    }
+    wide = {key: _take_wide(args, key) if key in present else _NO_WIDE for key in WIDE_ARGS}
+    encode = msgspec.json.Encoder().encode
+    return Rows(
+        ints={
+            # 'Spans' and its like are no process or thread.
+            "pid": _integers([event.pid for event in events]),
+            "tid": _integers([event.tid for event in events]),
+            "ts_ns": microseconds_to_ns(_lines([event.ts for event in events])),
+            "dur_ns": microseconds_to_ns(_lines([event.dur for event in events])),
+            **ids,
+        },
+        texts={
+            "phase_type": coded(event.ph for event in events),
+            "category": coded(event.cat for event in events),
+            "name": coded(_name(event.name) for event in events),
+            **texts,
+            "residue": coded_bytes(encode(a) if a else None for a in args),
+        },
+        wide=wide,
+    )
+
+
+_NO_WIDE = Sparse(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def _take_ids(args: list[dict[str, msgspec.Raw]], keys: list[str]) -> Int64:
+    """Take an integer arg out of every event's args; what is no integer (ROCm's "0x0") stays there."""
+    column = missing(len(args))
+    for key in keys:
+        values = parse_ints([a.get(key) for a in args])
+        taken = np.flatnonzero((values != MISSING) & (column == MISSING))
+        column[taken] = values[taken]
+        for row in taken.tolist():
+            del args[row][key]
+    return column
+
+
+def _take_wide(args: list[dict[str, msgspec.Raw]], key: str) -> Sparse:
+    rows = np.array([row for row, a in enumerate(args) if key in a], dtype=np.int64)
+    values = parse_ints([args[row][key] for row in rows.tolist()])
+    taken = values != MISSING
+    for row in rows[taken].tolist():
+        del args[row][key]
+    return Sparse(rows[taken], values[taken])
+
+
+def _integers(values: list[Any]) -> Int64:
+    try:
+        if set(map(type, values)) <= {int}:
+            column = np.array(values, dtype=np.int64)
+            return np.where((column >= -LARGEST) & (column <= LARGEST), column, MISSING)
+    except OverflowError:
+        pass
+    return int_column(values)
+
+
+def _name(name: Any) -> str:
+    return name if isinstance(name, str) else "" if name is None else str(name)
+
+
+def _bytes(raw: msgspec.Raw | None) -> bytes | None:
+    return None if raw is None else bytes(raw)
+
+
+def _lines(raws: list[Any]) -> list[str]:
+    lines = b"\n".join(raws).decode("utf-8", "replace").split("\n") if raws else []
+    # A value laid out over several lines is no time, but it would shift the rows.
+    return lines if len(lines) == len(raws) else [str(bytes(raw), "utf-8", "replace") for raw in raws]

@@ -1,0 +1,185 @@
+"""Nodes of a host trace as columns, decoded by msgspec: the slow reader, and the layout of the fast one."""
+
+from typing import Any
+
+import msgspec
+
+from chakra_capture.trace import native
+from chakra_capture.trace.columns import LARGEST, Coded, Int64, Rows, coded, coded_bytes, int_column, parse_ints
+from chakra_capture.trace.mend import NODES
+from chakra_capture.trace.reading import SlowReader
+
+INT_ATTRS = ("rf_id", "seq_id", "scope", "tid", "fw_tid", "fw_parent")
+_NONE = msgspec.Raw(b"[]")
+_ABSENT = msgspec.Raw()
+_EMPTY_TEXT = b'""'
+
+
+class _Attr(msgspec.Struct, gc=False):
+    name: str
+    value: msgspec.Raw
+
+
+class _Values(msgspec.Struct, gc=False):
+    values: msgspec.Raw = _NONE
+    shapes: msgspec.Raw = _ABSENT
+    types: msgspec.Raw = _ABSENT
+    strides: msgspec.Raw = _ABSENT
+
+
+class _Nested(msgspec.Struct, gc=False):
+    """Schema 1.0.2 and later: ``attrs``, and one object each for inputs and outputs."""
+
+    id: int
+    name: str
+    attrs: list[_Attr]
+    ctrl_deps: int | None = None
+    parent: int | None = None
+    inputs: _Values | None = None
+    outputs: _Values | None = None
+
+
+class _Flat(msgspec.Struct, gc=False):
+    """Schema 1.0.1: every attribute is a key of the node."""
+
+    id: int
+    name: str
+    attrs: None = None
+    ctrl_deps: int | None = None
+    parent: int | None = None
+    rf_id: msgspec.Raw = _ABSENT
+    seq_id: msgspec.Raw = _ABSENT
+    scope: msgspec.Raw = _ABSENT
+    tid: msgspec.Raw = _ABSENT
+    fw_tid: msgspec.Raw = _ABSENT
+    fw_parent: msgspec.Raw = _ABSENT
+    op_schema: msgspec.Raw = _ABSENT
+    inputs: msgspec.Raw = _NONE
+    input_shapes: msgspec.Raw = _NONE
+    input_types: msgspec.Raw = _NONE
+    outputs: msgspec.Raw = _NONE
+    output_shapes: msgspec.Raw = _ABSENT
+    output_types: msgspec.Raw = _ABSENT
+
+
+class _NestedFile(msgspec.Struct):
+    nodes: list[_Nested] | None = None
+    schema: msgspec.Raw = _ABSENT
+    pid: msgspec.Raw = _ABSENT
+    finish_ts: msgspec.Raw = _ABSENT
+
+
+class _FlatFile(msgspec.Struct):
+    nodes: list[_Flat] | None = None
+    schema: msgspec.Raw = _ABSENT
+    pid: msgspec.Raw = _ABSENT
+    finish_ts: msgspec.Raw = _ABSENT
+
+
+class NodeReader(SlowReader):
+    """Reads nodes of either layout."""
+
+    shape = NODES
+
+    def restart(self) -> None:
+        super().restart()
+        self._nested = msgspec.json.Decoder(_Nested)
+        self._flat = msgspec.json.Decoder(_Flat)
+
+    def decode(self, text: bytes) -> Any:
+        try:
+            node: _Nested | _Flat = self._nested.decode(text)
+        except msgspec.ValidationError:
+            node = self._flat.decode(text)
+        return node if abs(node.id) <= LARGEST else "an id out of range"
+
+    def keeps(self, element: Any) -> bool:
+        return True
+
+    def to_rows(self, elements: list[Any]) -> Rows:
+        return node_rows(elements)
+
+    def whole(self, data: bytes | bytearray) -> tuple[list[Any] | None, dict[str, bytes]]:
+        try:
+            file: _NestedFile | _FlatFile = msgspec.json.decode(data, type=_NestedFile)
+        except msgspec.ValidationError:
+            file = msgspec.json.decode(data, type=_FlatFile)
+        if any(abs(node.id) > LARGEST for node in file.nodes or ()):
+            raise msgspec.ValidationError("an id out of range")
+        return file.nodes, {key: bytes(getattr(file, key)) for key in NODES.head}
+
+    def native_layout(self) -> native.Layout:
+        return native.Layout(
+            is_host=True,
+            ints=("node_id", "ctrl_deps", "parent", *INT_ATTRS),
+            texts=("name", "input_shapes", "input_types", "input_values", "output_values", "details"),
+            num_quoted=1,
+            wide=(),
+        )
+
+    def add_native_counts(self, scan: native.NativeScanner) -> None:
+        pass
+
+
+def node_rows(nodes: list[_Nested | _Flat]) -> Rows:
+    """Columns of nodes, whichever layout each has."""
+    described = [_describe_nested(n) if isinstance(n, _Nested) else _describe_flat(n) for n in nodes]
+    attrs: dict[str, Int64] = {
+        key: parse_ints([d[0][i] for d in described]) for i, key in enumerate(INT_ATTRS)
+    }
+    parts: list[Coded] = [coded_bytes(bytes(d[1][i]) for d in described) for i in range(4)]
+    encode = msgspec.json.Encoder().encode
+    return Rows(
+        ints={
+            "node_id": int_column(n.id for n in nodes),
+            "ctrl_deps": int_column(n.ctrl_deps for n in nodes),
+            "parent": int_column(n.parent for n in nodes),
+            **attrs,
+        },
+        texts={
+            "name": coded(n.name for n in nodes),
+            "input_shapes": parts[0],
+            "input_types": parts[1],
+            "input_values": parts[2],
+            "output_values": parts[3],
+            "details": coded_bytes(encode(d[2]) if d[2] else None for d in described),
+        },
+        wide={},
+    )
+
+
+# Integer attributes in the order of INT_ATTRS; the four texts of inputs and outputs; all else by name.
+_Described = tuple[list[msgspec.Raw | None], tuple[msgspec.Raw, ...], dict[str, msgspec.Raw]]
+_PLACE = {key: i for i, key in enumerate(INT_ATTRS)}
+_NO_VALUES = _Values()
+
+
+def _describe_nested(node: _Nested) -> _Described:
+    inputs, outputs = node.inputs or _NO_VALUES, node.outputs or _NO_VALUES
+    ints: list[msgspec.Raw | None] = [None] * len(INT_ATTRS)
+    rest = {
+        key: raw
+        for key, raw in (
+            ("input_strides", inputs.strides),
+            ("output_shapes", outputs.shapes),
+            ("output_types", outputs.types),
+            ("output_strides", outputs.strides),
+        )
+        if raw is not _ABSENT
+    }
+    for attr in node.attrs:
+        place = _PLACE.get(attr.name)
+        if place is not None:
+            ints[place] = attr.value
+        elif bytes(attr.value) != _EMPTY_TEXT:
+            rest[attr.name] = attr.value
+    shapes, types = (_NONE if raw is _ABSENT else raw for raw in (inputs.shapes, inputs.types))
+    return ints, (shapes, types, inputs.values, outputs.values), rest
+
+
+def _describe_flat(node: _Flat) -> _Described:
+    ints: list[msgspec.Raw | None] = [getattr(node, key) for key in INT_ATTRS]
+    rest = {key: raw for key in ("output_shapes", "output_types") if (raw := getattr(node, key)) is not _ABSENT}
+    if node.op_schema is not _ABSENT and bytes(node.op_schema) != _EMPTY_TEXT:
+        rest["op_schema"] = node.op_schema
+    return ints, (node.input_shapes, node.input_types, node.inputs, node.outputs), rest
