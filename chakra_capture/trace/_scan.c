@@ -12,6 +12,12 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define LITTLE_ENDIAN_WORDS
+#endif
 
 typedef uint8_t u8;
 typedef int32_t i32;
@@ -56,6 +62,39 @@ typedef struct {
     i64 n, cap;
 } sparse;
 
+/* What stood before a member's value when it was last read: `, "key": ` with the blanks of this file's writer. Where the
+ * same bytes stand again they need not be looked at one by one: they were found to be whole JSON in this very spot. */
+#define GUESS_WORDS 4
+#define GUESS_BYTES (GUESS_WORDS * 8)
+#define GUESSES 4
+#define MAX_KEY 40
+#define MAX_PLACES 192
+#define PLACE_SLOTS 512
+
+typedef struct place place;
+
+typedef struct {
+    u64 text[GUESS_WORDS], mask[GUESS_WORDS];
+    place *to;
+    i32 len;     /* 0: not used yet */
+    i32 key_at, key_len, action;
+} guess;
+
+/* One key in one kind of object, and what was seen to follow its value. */
+struct place {
+    u8 key[MAX_KEY];
+    i32 key_len, level, action, turn;
+    guess next[GUESSES];
+};
+
+/* The same for an attribute of a node, up to its value: `, {"name": "rf_id", "type": "uint64", "value": `. */
+#define ATTR_BYTES 96
+#define MAX_ATTRS 24
+typedef struct {
+    u8 text[ATTR_BYTES];
+    i32 len, name_at, name_len, to;
+} attr_guess;
+
 typedef struct scan {
     int host;
     int state;
@@ -74,6 +113,10 @@ typedef struct scan {
     u8 *scratch;
     i64 scratch_len, scratch_room;
     u8 stack[MAX_DEPTH / 8 + 2];
+    int num_places;
+    place places[MAX_PLACES];
+    u8 place_slot[PLACE_SLOTS];
+    attr_guess attrs[MAX_ATTRS];
 } scan;
 
 /* --- columns of a device trace ------------------------------------------------------------------------------------ */
@@ -86,7 +129,7 @@ enum {
     W_COPY_BYTES, W_WAIT_RECORD, W_WAIT_EVENT, N_WIDE
 };
 /* What an arg is promoted to: an id column, a text column, or (from P_WIDE on) a sparse column. */
-enum { P_SHAPES = 6, P_TYPES = 7, P_WIDE = 8, P_NONE = -1 };
+enum { P_SHAPES = 6, P_TYPES = 7, P_WIDE = 8, P_NONE = 63 };
 
 /* --- columns of a host trace -------------------------------------------------------------------------------------- */
 
@@ -147,7 +190,7 @@ static inline u64 mix(u64 a, u64 b)
 }
 
 /* Seeded, so that no file can be made whose texts all fall into one slot. */
-static u64 hash_of(const u8 *p, i64 len, u64 seed)
+static inline u64 hash_of(const u8 *p, i64 len, u64 seed)
 {
     u64 h = seed ^ ((u64)len * 0x9E3779B97F4A7C15u);
     for (; len >= 16; p += 16, len -= 16)
@@ -158,8 +201,8 @@ static u64 hash_of(const u8 *p, i64 len, u64 seed)
         len -= 8;
     }
     u64 tail = 0;
-    if (len)
-        memcpy(&tail, p, (size_t)len);
+    for (int shift = 0; len; len--, shift += 8)
+        tail |= (u64)*p++ << shift;
     return mix(tail ^ 0x589965CC75374CC3u ^ seed, h ^ 0x1D8E4E27C47D124Fu);
 }
 
@@ -231,6 +274,10 @@ static i32 code_of(scan *s, dict *d, const u8 *p, i64 len)
 
 static inline const u8 *space(const u8 *p, const u8 *end)
 {
+    if (end - p > 1 && *p == ' ')   /* most often one blank or none */
+        p++;
+    if (p < end && *p > ' ')
+        return p;
     while (p < end && (*p == ' ' || *p == '\n' || *p == '\t' || *p == '\r'))
         p++;
     return p;
@@ -317,12 +364,24 @@ static const u8 *utf8(scan *s, const u8 *p, const u8 *end)
 static const u8 *string(scan *s, const u8 *p, const u8 *end)
 {
     for (;;) {
-#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#if defined(__SSE2__)
+        while (end - p >= 16) {
+            __m128i v = _mm_loadu_si128((const __m128i *)p);
+            /* As signed bytes, all from 0x80 on are below the blank too. */
+            __m128i stop = _mm_or_si128(_mm_cmplt_epi8(v, _mm_set1_epi8(0x20)),
+                _mm_or_si128(_mm_cmpeq_epi8(v, _mm_set1_epi8('"')), _mm_cmpeq_epi8(v, _mm_set1_epi8('\\'))));
+            int mask = _mm_movemask_epi8(stop);
+            if (mask) {
+                p += __builtin_ctz((unsigned)mask);
+                break;
+            }
+            p += 16;
+        }
+#elif defined(LITTLE_ENDIAN_WORDS)
         const u64 ones = 0x0101010101010101u, tops = 0x8080808080808080u;
         while (end - p >= 8) {
             u64 v = load8(p), quote = v ^ (ones * '"'), slash = v ^ (ones * '\\');
             u64 stop = (((v - ones * 0x20) | (quote - ones) | (slash - ones)) & ~v & tops) | (v & tops);
-            /* The test of quote and slash is exact only where v has no top bit, which stops anyway. */
             if (stop) {
                 p += __builtin_ctzll(stop) >> 3;
                 break;
@@ -478,53 +537,86 @@ static const u8 *value(scan *s, const u8 *p, const u8 *end)
 
 /* --- plain values -------------------------------------------------------------------------------------------------- */
 
-/* An integer of up to 18 digits, else NULL without a reason: then it is for value() to judge. */
-static const u8 *plain_int(const u8 *p, const u8 *end, i64 *out)
+/* Adds up to 18 digits to *n and counts them in *count; eight at a time, since a loop over bytes guesses its end wrong. */
+static inline const u8 *digit_run(const u8 *p, const u8 *end, i64 *n, int *count)
 {
-    int minus = p < end && *p == '-';
-    const u8 *from = p + minus, *stop = from;
-    i64 n = 0;
-    while (stop < end && is_digit(*stop) && stop - from < 18)
-        n = n * 10 + (*stop++ - '0');
-    if (stop == from || stop == end || (*from == '0' && stop - from > 1) || !is_delimiter(*stop))
+    int total = 0;
+    i64 sum = 0;
+#if defined(LITTLE_ENDIAN_WORDS)
+    static const i64 power[] = {1, 10, 100, 1000, 10000, 100000, 1000000, 10000000, 100000000};
+    while (end - p >= 8 && total <= 8) {
+        u64 v = load8(p) ^ 0x3030303030303030u;
+        u64 other = (((v & 0x7F7F7F7F7F7F7F7Fu) + 0x7676767676767676u) | v) & 0x8080808080808080u;
+        int length = other ? __builtin_ctzll(other) >> 3 : 8;
+        if (!length)
+            break;
+        v <<= (8 - length) * 8;
+        v = (v * 2561) >> 8 & 0x00FF00FF00FF00FFu;
+        v = (v * 6553601) >> 16 & 0x0000FFFF0000FFFFu;
+        sum = sum * power[length] + (i64)((v * 42949672960001u) >> 32);
+        p += length;
+        total += length;
+        if (length < 8)
+            goto done;
+    }
+#endif
+    while (p < end && is_digit(*p) && total < 18) {
+        sum = sum * 10 + (*p++ - '0');
+        total++;
+    }
+#if defined(LITTLE_ENDIAN_WORDS)
+done:
+#endif
+    *n = sum;
+    *count = total;
+    return p;
+}
+
+/* An integer of up to 18 digits, else NULL without a reason: then it is for value() to judge. */
+static inline const u8 *plain_int(const u8 *p, const u8 *end, i64 *out)
+{
+    int minus = p < end && *p == '-', count;
+    const u8 *from = p + minus;
+    i64 n;
+    p = digit_run(from, end, &n, &count);
+    if (!count || p == end || (*from == '0' && count > 1) || !is_delimiter(*p))
         return NULL;
     *out = minus ? -n : n;
-    return stop;
+    return p;
 }
 
 /* Decimal microseconds to nanoseconds, half to even; bounded as in times.py, which judges the rest. */
 static const u8 *plain_time(const u8 *p, const u8 *end, i64 *out)
 {
-    int minus = p < end && *p == '-';
-    const u8 *from = p + minus, *stop = from;
-    i64 ns = 0;
-    while (stop < end && is_digit(*stop) && stop - from < 16)
-        ns = ns * 10 + (*stop++ - '0');
-    if (stop == from || stop == end || ns > 4611686018427386 || (*from == '0' && stop - from > 1))
+    int minus = p < end && *p == '-', count;
+    const u8 *from = p + minus;
+    i64 ns;
+    p = digit_run(from, end, &ns, &count);
+    if (!count || p == end || ns > 4611686018427386 || (*from == '0' && count > 1))
         return NULL;
     ns *= 1000;
-    if (*stop == '.') {
+    if (*p == '.') {
         i64 unit = 100;
         int half = 0, rest = 0;
-        from = ++stop;
-        for (; stop < end && is_digit(*stop) && stop - from < 100; stop++) {
-            int digit = *stop - '0';
+        from = ++p;
+        for (; p < end && is_digit(*p) && p - from < 100; p++) {
+            int digit = *p - '0';
             if (unit)
                 ns += digit * unit;
-            else if (stop - from == 3)
+            else if (p - from == 3)
                 half = digit;
             else
                 rest |= digit;
             unit /= 10;
         }
-        if (stop == from || stop == end)
+        if (p == from || p == end)
             return NULL;
         ns += half > 5 || (half == 5 && (rest || (ns & 1)));
     }
-    if (!is_delimiter(*stop))
+    if (!is_delimiter(*p))
         return NULL;
     *out = minus ? -ns : ns;
-    return stop;
+    return p;
 }
 
 /* An integer member that may stand only once; anything else makes the element odd. */
@@ -550,10 +642,8 @@ static const u8 *text_member(scan *s, const u8 *p, const u8 *end, span *out, int
 
 /* --- members of an object ------------------------------------------------------------------------------------------ */
 
-static inline int is(span key, const char *text)
-{
-    return key.len == (i64)strlen(text) && !memcmp(key.at, text, (size_t)key.len);
-}
+/* A macro, so that the length is a constant and the comparison a few instructions. */
+#define is(key, text) ((key).len == (i64)sizeof(text) - 1 && !memcmp((key).at, text, sizeof(text) - 1))
 
 /* Reads `"key" :` and the blanks after it; an escaped key makes the element odd and matches nothing. */
 static const u8 *key_of(scan *s, const u8 *p, const u8 *end, span *key)
@@ -606,6 +696,104 @@ static int first_member(const u8 **at, const u8 *end)
     return !empty;
 }
 
+/* Levels of objects whose keys have a meaning; each has a place that stands for its opening brace. */
+enum { OUTER, INNER, NO_PLACE, FIXED_PLACES };
+enum { OBJECT_END = -1, FAILED = -2 };
+
+static int event_action(int level, span key);
+static int node_action(int level, span key);
+
+/* Place of a key; NO_PLACE where it is too long or there are too many. */
+static place *place_of(scan *s, int level, span key, int action)
+{
+    if (key.len > MAX_KEY)
+        return &s->places[NO_PLACE];
+    u64 at = hash_of(key.at, key.len, s->seed + (u64)level);
+    for (;; at++) {
+        u8 *slot = &s->place_slot[at % PLACE_SLOTS];
+        if (!*slot) {
+            if (s->num_places == MAX_PLACES)
+                return &s->places[NO_PLACE];
+            *slot = (u8)s->num_places;
+            break;
+        }
+        place *known = &s->places[*slot];
+        if (known->level == level && known->key_len == key.len && !memcmp(known->key, key.at, (size_t)key.len))
+            return known;
+    }
+    place *fresh = &s->places[s->num_places];
+    if (key.len)
+        memcpy(fresh->key, key.at, (size_t)key.len);
+    fresh->key_len = (i32)key.len;
+    fresh->level = level;
+    fresh->action = action;
+    s->num_places++;
+    return fresh;
+}
+
+static void learn(place *from, const u8 *text, i64 len, place *to, i64 key_at)
+{
+    if (len > GUESS_BYTES)
+        return;
+    guess *g = &from->next[from->turn++ % GUESSES];
+    memset(g, 0, sizeof *g);
+    memcpy(g->text, text, (size_t)len);
+    memset(g->mask, 0xFF, (size_t)len);
+    g->len = (i32)len;
+    g->to = to;
+    g->key_at = (i32)key_at;
+    g->key_len = to->key_len;
+    g->action = to->action;
+}
+
+/* Goes to the value of the next member of an object. *from is the place of the member before, or that of the opening
+ * brace, and becomes the place of this one. Returns what to do with the value, OBJECT_END or FAILED. */
+static inline int next_key(scan *s, int level, place **from, const u8 **at, const u8 *end, span *key)
+{
+    place *before = *from;
+    const u8 *start = *at, *p = start;
+    if (p < end && *p == '}') {
+        *at = p + 1;
+        return OBJECT_END;
+    }
+    if (end - p > GUESS_BYTES) {
+        const u64 a = load8(p), b = load8(p + 8), c = load8(p + 16), d = load8(p + 24);
+        for (int i = 0; i < GUESSES; i++) {
+            const guess *g = &before->next[i];
+            if ((a ^ g->text[0]) & g->mask[0])
+                continue;
+            if ((((b ^ g->text[1]) & g->mask[1]) | ((c ^ g->text[2]) & g->mask[2]) | ((d ^ g->text[3]) & g->mask[3])) ||
+                !g->len)
+                continue;
+            p += g->len;
+            if (*p <= ' ') {
+                p = space(p, end);
+                if (p == end)
+                    break;   /* the slow way says so */
+            }
+            key->at = start + g->key_at;
+            key->len = g->key_len;
+            *from = g->to;
+            *at = p;
+            return g->action;
+        }
+    }
+    place *none = &s->places[NO_PLACE];
+    int more = before < none ? first_member(at, end) : next_member(s, at, end);
+    if (more <= 0)
+        return more ? FAILED : OBJECT_END;
+    p = key_of(s, *at, end, key);
+    if (!p)
+        return FAILED;
+    *at = p;
+    int action = s->host ? node_action(level, *key) : event_action(level, *key);
+    place *to = s->escaped ? none : place_of(s, level, *key, action);
+    if (before != none && to != none)
+        learn(before, start, p - start, to, key->at - start);
+    *from = to;
+    return action;
+}
+
 /* Members without a column, and whether one of their keys stands twice. */
 typedef struct {
     member list[MAX_RESIDUE];
@@ -635,19 +823,29 @@ static int room_for(scan *s, i64 len)
     return s->scratch_len + len <= s->scratch_room || grow(&s->scratch, &s->scratch_room, s->scratch_len + len, 1);
 }
 
-static int put_member(scan *s, span key, span text)
+/* Copies by 16 bytes, past the end of `from` only where its buffer goes on; `to` has room for 16 more. */
+static inline void copy(u8 *to, const u8 *from, i64 len, const u8 *end)
 {
-    if (!room_for(s, key.len + text.len + 8))
+    if (end - from < len + 16) {
+        memcpy(to, from, (size_t)len);
+        return;
+    }
+    for (i64 i = 0; i < len; i += 16)
+        memcpy(to + i, from + i, 16);
+}
+
+static int put_member(scan *s, span key, span text, const u8 *end)
+{
+    if (!room_for(s, key.len + text.len + 24))
         return 0;
     u8 *to = s->scratch + s->scratch_len;
     *to++ = s->scratch_len ? ',' : '{';
     *to++ = '"';
-    if (key.len)
-        memcpy(to, key.at, (size_t)key.len);
+    copy(to, key.at, key.len, end);
     to += key.len;
     *to++ = '"';
     *to++ = ':';
-    memcpy(to, text.at, (size_t)text.len);
+    copy(to, text.at, text.len, end);
     s->scratch_len = to + text.len - s->scratch;
     return 1;
 }
@@ -725,19 +923,18 @@ static int quoted_number(span text)
            !(text.len > 3 && (text.at[2] == 'x' || text.at[2] == 'X'));
 }
 
-static const u8 *arg_member(scan *s, event *e, span key, const u8 *p, const u8 *end)
+static const u8 *arg_member(scan *s, event *e, int to, span key, const u8 *p, const u8 *end)
 {
-    int to = promoted_to(key);
     const u8 *at = p, *after = NULL;
     if (to != P_NONE) {
         if (e->promoted >> to & 1)
             s->odd = 1;
         e->promoted |= (u64)1 << to;
-    }
-    if (to != P_NONE && to != P_SHAPES && to != P_TYPES) {
-        after = plain_int(p, end, to < P_WIDE ? &e->ints[D_EXTERNAL + to] : &e->wide[to - P_WIDE]);
-        if (after)
-            return after;
+        if (to != P_SHAPES && to != P_TYPES) {
+            after = plain_int(p, end, to < P_WIDE ? &e->ints[D_EXTERNAL + to] : &e->wide[to - P_WIDE]);
+            if (after)
+                return after;
+        }
     }
     p = value(s, p, end);
     if (!p)
@@ -762,18 +959,15 @@ static const u8 *event_args(scan *s, event *e, const u8 *p, const u8 *end)
         return value(s, p, end);
     }
     p++;
-    int more = first_member(&p, end);
-    while (more > 0) {
+    for (place *at = &s->places[INNER];;) {
         span key;
-        p = key_of(s, p, end, &key);
+        int to = next_key(s, INNER, &at, &p, end, &key);
+        if (to < 0)
+            return to == OBJECT_END ? p : NULL;
+        p = arg_member(s, e, to, key, p, end);
         if (!p)
             return NULL;
-        p = arg_member(s, e, key, p, end);
-        if (!p)
-            return NULL;
-        more = next_member(s, &p, end);
     }
-    return more < 0 ? NULL : p;
 }
 
 static const u8 *time_member(scan *s, const u8 *p, const u8 *end, i64 *out, int again)
@@ -784,50 +978,49 @@ static const u8 *time_member(scan *s, const u8 *p, const u8 *end, i64 *out, int 
     return after ? after : value(s, p, end);
 }
 
-static const u8 *event_member(scan *s, event *e, span key, const u8 *p, const u8 *end)
+enum { E_PHASE, E_CATEGORY, E_NAME, E_PID, E_TID, E_TS, E_DUR, E_ARGS, E_OTHER };
+
+static int event_action(int level, span key)
 {
-    enum { PH = 1, CAT = 2, NAME = 4, PID = 8, TID = 16, TS = 32, DUR = 64, ARGS = 128 };
-    u64 seen = e->seen;
-    if (key.len == 2 && key.at[0] == 'p' && key.at[1] == 'h') {
-        e->seen |= PH;
+    if (level == INNER)
+        return promoted_to(key);
+    switch (key.len) {
+    case 2:
+        return is(key, "ph") ? E_PHASE : is(key, "ts") ? E_TS : E_OTHER;
+    case 3:
+        return is(key, "cat") ? E_CATEGORY : is(key, "pid") ? E_PID : is(key, "tid") ? E_TID : is(key, "dur") ? E_DUR
+               : E_OTHER;
+    case 4:
+        return is(key, "name") ? E_NAME : is(key, "args") ? E_ARGS : E_OTHER;
+    }
+    return E_OTHER;
+}
+
+static const u8 *event_member(scan *s, event *e, int what, const u8 *p, const u8 *end)
+{
+    int again = (int)(e->seen >> what & 1);
+    e->seen |= (u64)1 << what;
+    switch (what) {
+    case E_PHASE:
         s->escaped = 0;
-        p = text_member(s, p, end, &e->phase, seen & PH);
+        p = text_member(s, p, end, &e->phase, again);
         s->odd |= s->escaped;
         return p;
-    }
-    if (key.len == 2 && key.at[0] == 't' && key.at[1] == 's') {
-        e->seen |= TS;
-        return time_member(s, p, end, &e->ints[D_TS], seen & TS);
-    }
-    if (key.len == 3) {
-        if (is(key, "cat")) {
-            e->seen |= CAT;
-            return text_member(s, p, end, &e->category, seen & CAT);
-        }
-        if (is(key, "pid")) {
-            e->seen |= PID;
-            return int_member(s, p, end, &e->ints[D_PID], seen & PID);
-        }
-        if (is(key, "tid")) {
-            e->seen |= TID;
-            return int_member(s, p, end, &e->ints[D_TID], seen & TID);
-        }
-        if (is(key, "dur")) {
-            e->seen |= DUR;
-            return time_member(s, p, end, &e->ints[D_DUR], seen & DUR);
-        }
-    }
-    if (key.len == 4) {
-        if (is(key, "name")) {
-            e->seen |= NAME;
-            return text_member(s, p, end, &e->name, seen & NAME);
-        }
-        if (is(key, "args")) {
-            e->seen |= ARGS;
-            if (seen & ARGS)
-                s->odd = 1;
-            return event_args(s, e, p, end);
-        }
+    case E_CATEGORY:
+        return text_member(s, p, end, &e->category, again);
+    case E_NAME:
+        return text_member(s, p, end, &e->name, again);
+    case E_PID:
+        return int_member(s, p, end, &e->ints[D_PID], again);
+    case E_TID:
+        return int_member(s, p, end, &e->ints[D_TID], again);
+    case E_TS:
+        return time_member(s, p, end, &e->ints[D_TS], again);
+    case E_DUR:
+        return time_member(s, p, end, &e->ints[D_DUR], again);
+    case E_ARGS:
+        s->odd |= again;
+        return event_args(s, e, p, end);
     }
     return value(s, p, end);
 }
@@ -845,7 +1038,7 @@ static int add_sparse(sparse *w, i64 row, i64 value)
     return 1;
 }
 
-static int add_event(scan *s, event *e)
+static int add_event(scan *s, event *e, const u8 *end)
 {
     int ok = 1;
     i32 category = span_code(s, &s->dicts[D_CATEGORY], e->category, &ok);
@@ -864,7 +1057,7 @@ static int add_event(scan *s, event *e)
         s->ints[i][row] = e->ints[i];
     s->scratch_len = 0;
     for (int i = 0; i < e->args.n; i++)
-        if (!put_member(s, e->args.list[i].key, e->args.list[i].value))
+        if (!put_member(s, e->args.list[i].key, e->args.list[i].value, end))
             return 0;
     s->codes[D_ARGS][row] = residue_code(s, &s->dicts[D_ARGS], &ok);
     s->codes[D_PHASE][row] = span_code(s, &s->dicts[D_PHASE], e->phase, &ok);
@@ -891,22 +1084,18 @@ static const u8 *read_event(scan *s, const u8 *p, const u8 *end)
     for (int i = 0; i < N_WIDE; i++)
         e.wide[i] = MISSING;
     p++;
-    int more = first_member(&p, end);
-    while (more > 0) {
+    for (place *at = &s->places[OUTER];;) {
         span key;
-        p = key_of(s, p, end, &key);
+        int what = next_key(s, OUTER, &at, &p, end, &key);
+        if (what == OBJECT_END)
+            break;
+        p = what == FAILED ? NULL : event_member(s, &e, what, p, end);
         if (!p)
             return NULL;
-        p = event_member(s, &e, key, p, end);
-        if (!p)
-            return NULL;
-        more = next_member(s, &p, end);
     }
-    if (more < 0)
-        return NULL;
     if (e.name.len < 0)
         s->odd = 1;   /* what an event without a name is called is decided in one place */
-    if (!s->odd && !s->deep && !add_event(s, &e))
+    if (!s->odd && !s->deep && !add_event(s, &e, end))
         FAIL(NO_MEMORY);
     return p;
 }
@@ -914,7 +1103,6 @@ static const u8 *read_event(scan *s, const u8 *p, const u8 *end)
 /* --- host nodes ---------------------------------------------------------------------------------------------------- */
 
 enum { IO_VALUES, IO_SHAPES, IO_TYPES, IO_STRIDES, N_IO };
-enum { SAW_ID = 1, SAW_NAME = 2, SAW_CTRL_DEPS = 4, SAW_PARENT = 8, SAW_INPUTS = 16, SAW_OUTPUTS = 32, SAW_ATTRS = 64 };
 
 typedef struct {
     span name, op_schema;
@@ -949,20 +1137,15 @@ static const u8 *io_member(scan *s, node *n, span *io, const u8 *p, const u8 *en
     }
     n->nested = 1;
     p++;
-    int more = first_member(&p, end);
-    while (more > 0) {
+    for (place *at = &s->places[INNER];;) {
         span key;
-        p = key_of(s, p, end, &key);
+        int part = next_key(s, INNER, &at, &p, end, &key);
+        if (part < 0)
+            return part == OBJECT_END ? p : NULL;
+        p = part == N_IO ? value(s, p, end) : raw_member(s, p, end, &io[part]);
         if (!p)
             return NULL;
-        int part = is(key, "values") ? IO_VALUES : is(key, "shapes") ? IO_SHAPES : is(key, "types") ? IO_TYPES
-                   : is(key, "strides") ? IO_STRIDES : -1;
-        p = part < 0 ? value(s, p, end) : raw_member(s, p, end, &io[part]);
-        if (!p)
-            return NULL;
-        more = next_member(s, &p, end);
     }
-    return more < 0 ? NULL : p;
 }
 
 static int int_attr(span key)
@@ -980,8 +1163,25 @@ static int int_attr(span key)
     return -1;
 }
 
-/* One of attrs: {"name": ..., "type": ..., "value": ...} in any order. */
-static const u8 *attr(scan *s, node *n, const u8 *p, const u8 *end)
+/* Keeps an attribute whose name and value have been read. */
+static void keep_attr(scan *s, node *n, span name, span text, int to)
+{
+    if (to < 0) {
+        /* These two beginnings are those of the members that add_node puts beside the attributes. */
+        if ((name.len > 6 && !memcmp(name.at, "input_", 6)) || (name.len > 7 && !memcmp(name.at, "output_", 7)))
+            s->odd = 1;
+        if (!is(text, "\"\""))
+            keep_member(s, &n->attrs, name, text);
+        return;
+    }
+    /* The object around it ends in a brace at the latest, so there is a byte after the value. */
+    if (n->attr_seen >> to & 1 || plain_int(text.at, text.at + text.len + 1, &n->ints[to]) != text.at + text.len)
+        s->odd = 1;
+    n->attr_seen |= (u64)1 << to;
+}
+
+/* One of attrs: {"name": ..., "type": ..., "value": ...} in any order; `start` is where the one before ended. */
+static const u8 *attr(scan *s, node *n, attr_guess *g, const u8 *start, const u8 *p, const u8 *end)
 {
     span name = {NULL, -1}, text = {NULL, -1};
     if (*p != '{') {
@@ -989,17 +1189,18 @@ static const u8 *attr(scan *s, node *n, const u8 *p, const u8 *end)
         return value(s, p, end);
     }
     p++;
-    int more = first_member(&p, end);
+    int more = first_member(&p, end), value_last = 0;
     while (more > 0) {
         span key;
         p = key_of(s, p, end, &key);
         if (!p)
             return NULL;
+        value_last = is(key, "value");
         if (is(key, "name")) {
             s->escaped = 0;
             p = text_member(s, p, end, &name, name.len >= 0);
             s->odd |= s->escaped;
-        } else if (is(key, "value")) {
+        } else if (value_last) {
             p = raw_member(s, p, end, &text);
         } else {
             p = value(s, p, end);
@@ -1015,19 +1216,30 @@ static const u8 *attr(scan *s, node *n, const u8 *p, const u8 *end)
         return p;
     }
     int to = int_attr(name);
-    if (to < 0) {
-        /* These two beginnings are those of the members that add_node puts beside the attributes. */
-        if ((name.len > 6 && !memcmp(name.at, "input_", 6)) || (name.len > 7 && !memcmp(name.at, "output_", 7)))
-            s->odd = 1;
-        if (!is(text, "\"\""))
-            keep_member(s, &n->attrs, name, text);
-        return p;
+    keep_attr(s, n, name, text, to);
+    if (g && value_last && !s->odd && text.at - start <= ATTR_BYTES) {
+        g->len = (i32)(text.at - start);
+        memcpy(g->text, start, (size_t)g->len);
+        g->name_at = (i32)(name.at - start);
+        g->name_len = (i32)name.len;
+        g->to = to;
     }
-    /* The object around it ends in a brace at the latest, so there is a byte after the value. */
-    if (n->attr_seen >> to & 1 || plain_int(text.at, text.at + text.len + 1, &n->ints[to]) != text.at + text.len)
-        s->odd = 1;
-    n->attr_seen |= (u64)1 << to;
     return p;
+}
+
+/* The attribute that stood here in the node before, with another value; NULL if it is not that one. */
+static const u8 *guessed_attr(scan *s, node *n, const attr_guess *g, const u8 *start, const u8 *end)
+{
+    if (!g->len || end - start <= g->len || memcmp(start, g->text, (size_t)g->len))
+        return NULL;
+    const u8 *at = start + g->len;
+    if (*at <= ' ')
+        return NULL;
+    const u8 *p = value(s, at, end);
+    if (!p || p == end || *p != '}')
+        return NULL;
+    keep_attr(s, n, (span){start + g->name_at, g->name_len}, (span){at, p - at}, g->to);
+    return p + 1;
 }
 
 static const u8 *attrs_member(scan *s, node *n, const u8 *p, const u8 *end)
@@ -1036,68 +1248,108 @@ static const u8 *attrs_member(scan *s, node *n, const u8 *p, const u8 *end)
         s->odd = 1;
         return value(s, p, end);
     }
-    p = space(p + 1, end);
-    NEED();
-    if (*p == ']')
-        return p + 1;
-    for (;;) {
-        p = attr(s, n, p, end);
-        if (!p)
-            return NULL;
-        p = space(p, end);
+    p++;
+    for (int i = 0;; i++) {
+        attr_guess *g = i < MAX_ATTRS ? &s->attrs[i] : NULL;
+        const u8 *start = p;
+        p = g ? guessed_attr(s, n, g, start, end) : NULL;
+        if (p)
+            continue;
+        p = space(start, end);
         NEED();
         if (*p == ']')
             return p + 1;
-        if (*p != ',')
-            FAIL(DAMAGED);
-        p = space(p + 1, end);
-        NEED();
+        if (i) {
+            if (*p != ',')
+                FAIL(DAMAGED);
+            p = space(p + 1, end);
+            NEED();
+        }
+        p = attr(s, n, g, start, p, end);
+        if (!p)
+            return NULL;
     }
 }
 
-static const u8 *node_member(scan *s, node *n, span key, const u8 *p, const u8 *end)
+enum {
+    N_ID, N_NAME, N_CTRL_DEPS, N_PARENT, N_INPUTS, N_OUTPUTS, N_ATTRS, N_IN_SHAPES, N_IN_TYPES, N_OUT_SHAPES,
+    N_OUT_TYPES, N_OP_SCHEMA, N_INT, N_OTHER = N_INT + H_INTS
+};
+
+static int node_action(int level, span key)
 {
-    u64 seen = n->seen, mine = 0;
-    if (is(key, "id"))
-        return n->seen |= SAW_ID, int_member(s, p, end, &n->ints[H_ID], seen & SAW_ID);
-    if (is(key, "name"))
-        return n->seen |= SAW_NAME, text_member(s, p, end, &n->name, seen & SAW_NAME);
-    if (is(key, "ctrl_deps"))
-        return n->seen |= SAW_CTRL_DEPS, int_member(s, p, end, &n->ints[H_CTRL_DEPS], seen & SAW_CTRL_DEPS);
-    if (is(key, "parent"))
-        return n->seen |= SAW_PARENT, int_member(s, p, end, &n->ints[H_PARENT], seen & SAW_PARENT);
-    if (is(key, "inputs"))
-        mine = SAW_INPUTS, p = io_member(s, n, n->in, p, end);
-    else if (is(key, "outputs"))
-        mine = SAW_OUTPUTS, p = io_member(s, n, n->out, p, end);
-    else if (is(key, "attrs"))
-        mine = SAW_ATTRS, n->nested = 1, p = attrs_member(s, n, p, end);
-    if (mine) {
-        if (seen & mine)
-            s->odd = 1;
-        n->seen |= mine;
-        return p;
+    if (level == INNER)
+        return is(key, "values") ? IO_VALUES : is(key, "shapes") ? IO_SHAPES : is(key, "types") ? IO_TYPES
+               : is(key, "strides") ? IO_STRIDES : N_IO;
+    int attr = int_attr(key);
+    if (attr >= 0)
+        return N_INT + attr;
+    return is(key, "id") ? N_ID : is(key, "name") ? N_NAME : is(key, "ctrl_deps") ? N_CTRL_DEPS
+           : is(key, "parent") ? N_PARENT : is(key, "inputs") ? N_INPUTS : is(key, "outputs") ? N_OUTPUTS
+           : is(key, "attrs") ? N_ATTRS : is(key, "input_shapes") ? N_IN_SHAPES : is(key, "input_types") ? N_IN_TYPES
+           : is(key, "output_shapes") ? N_OUT_SHAPES : is(key, "output_types") ? N_OUT_TYPES
+           : is(key, "op_schema") ? N_OP_SCHEMA : N_OTHER;
+}
+
+static const u8 *node_member(scan *s, node *n, int what, const u8 *p, const u8 *end)
+{
+    int again = (int)(n->seen >> what & 1);
+    n->seen |= (u64)1 << what;
+    if (what >= N_IN_SHAPES && what < N_OTHER)
+        n->flat = 1;
+    if (what >= N_INT && what < N_OTHER)
+        return int_member(s, p, end, &n->ints[what - N_INT], again);
+    s->odd |= again && what != N_OTHER;
+    switch (what) {
+    case N_ID:
+        return int_member(s, p, end, &n->ints[H_ID], again);
+    case N_NAME:
+        return text_member(s, p, end, &n->name, again);
+    case N_CTRL_DEPS:
+        return int_member(s, p, end, &n->ints[H_CTRL_DEPS], again);
+    case N_PARENT:
+        return int_member(s, p, end, &n->ints[H_PARENT], again);
+    case N_INPUTS:
+        return io_member(s, n, n->in, p, end);
+    case N_OUTPUTS:
+        return io_member(s, n, n->out, p, end);
+    case N_ATTRS:
+        n->nested = 1;
+        return attrs_member(s, n, p, end);
+    case N_IN_SHAPES:
+        return raw_member(s, p, end, &n->in[IO_SHAPES]);
+    case N_IN_TYPES:
+        return raw_member(s, p, end, &n->in[IO_TYPES]);
+    case N_OUT_SHAPES:
+        return raw_member(s, p, end, &n->out[IO_SHAPES]);
+    case N_OUT_TYPES:
+        return raw_member(s, p, end, &n->out[IO_TYPES]);
+    case N_OP_SCHEMA:
+        return raw_member(s, p, end, &n->op_schema);
     }
-    span *flat = is(key, "input_shapes") ? &n->in[IO_SHAPES] : is(key, "input_types") ? &n->in[IO_TYPES]
-                 : is(key, "output_shapes") ? &n->out[IO_SHAPES] : is(key, "output_types") ? &n->out[IO_TYPES]
-                 : is(key, "op_schema") ? &n->op_schema : NULL;
-    int to = flat ? -1 : int_attr(key);
-    if (!flat && to < 0)
-        return value(s, p, end);
-    n->flat = 1;
-    if (flat)
-        return raw_member(s, p, end, flat);
-    int again = n->attr_seen >> to & 1;
-    n->attr_seen |= (u64)1 << to;
-    return int_member(s, p, end, &n->ints[to], again);
+    return value(s, p, end);
 }
 
-static int put_text(scan *s, const char *key, span text)
+static int put_text(scan *s, const char *key, span text, const u8 *end)
 {
-    return text.len < 0 || put_member(s, (span){(const u8 *)key, (i64)strlen(key)}, text);
+    i64 len = (i64)strlen(key);
+    if (text.len < 0)
+        return 1;
+    if (!room_for(s, len + text.len + 24))
+        return 0;
+    u8 *to = s->scratch + s->scratch_len;
+    *to++ = s->scratch_len ? ',' : '{';
+    *to++ = '"';
+    memcpy(to, key, (size_t)len);
+    to += len;
+    *to++ = '"';
+    *to++ = ':';
+    copy(to, text.at, text.len, end);
+    s->scratch_len = to + text.len - s->scratch;
+    return 1;
 }
 
-static int add_node(scan *s, node *n)
+static int add_node(scan *s, node *n, const u8 *end)
 {
     int ok = 1;
     const span none = {(const u8 *)"[]", 2};
@@ -1107,12 +1359,12 @@ static int add_node(scan *s, node *n)
     for (int i = 0; i < H_INTS; i++)
         s->ints[i][row] = n->ints[i];
     s->scratch_len = 0;
-    ok &= put_text(s, "input_strides", n->in[IO_STRIDES]) && put_text(s, "output_shapes", n->out[IO_SHAPES]) &&
-          put_text(s, "output_types", n->out[IO_TYPES]) && put_text(s, "output_strides", n->out[IO_STRIDES]);
+    ok &= put_text(s, "input_strides", n->in[IO_STRIDES], end) && put_text(s, "output_shapes", n->out[IO_SHAPES], end) &&
+          put_text(s, "output_types", n->out[IO_TYPES], end) && put_text(s, "output_strides", n->out[IO_STRIDES], end);
     if (n->op_schema.len >= 0 && !is(n->op_schema, "\"\""))
-        ok &= put_text(s, "op_schema", n->op_schema);
+        ok &= put_text(s, "op_schema", n->op_schema, end);
     for (int i = 0; ok && i < n->attrs.n; i++)
-        ok &= put_member(s, n->attrs.list[i].key, n->attrs.list[i].value);
+        ok &= put_member(s, n->attrs.list[i].key, n->attrs.list[i].value, end);
     if (!ok)
         return 0;
     s->codes[H_DETAILS][row] = residue_code(s, &s->dicts[H_DETAILS], &ok);
@@ -1138,25 +1390,21 @@ static const u8 *read_node(scan *s, const u8 *p, const u8 *end)
     n.seen = n.attr_seen = n.attrs.seen = 0;
     n.attrs.n = n.flat = n.nested = 0;
     p++;
-    int more = first_member(&p, end);
-    while (more > 0) {
+    for (place *at = &s->places[OUTER];;) {
         span key;
-        p = key_of(s, p, end, &key);
+        int what = next_key(s, OUTER, &at, &p, end, &key);
+        if (what == OBJECT_END)
+            break;
+        p = what == FAILED ? NULL : node_member(s, &n, what, p, end);
         if (!p)
             return NULL;
-        p = node_member(s, &n, key, p, end);
-        if (!p)
-            return NULL;
-        more = next_member(s, &p, end);
     }
-    if (more < 0)
-        return NULL;
     if (n.ints[H_ID] == MISSING || n.name.len < 0 || (n.flat && n.nested))
         s->odd = 1;
     /* The slow reader takes a node without attrs as flat, one with attrs as nested. */
-    if (!(n.seen & SAW_ATTRS) != !n.nested)
+    if (!(n.seen >> N_ATTRS & 1) != !n.nested)
         s->odd = 1;
-    if (!s->odd && !s->deep && !add_node(s, &n))
+    if (!s->odd && !s->deep && !add_node(s, &n, end))
         FAIL(NO_MEMORY);
     return p;
 }
@@ -1169,6 +1417,7 @@ scan *cc_new(int host, u64 seed)
     if (s) {
         s->host = host;
         s->seed = seed;
+        s->num_places = FIXED_PLACES;
     }
     return s;
 }
