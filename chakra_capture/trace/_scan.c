@@ -32,7 +32,7 @@ enum state { AT_FIRST, AFTER_COMMA, AFTER_ELEMENT };
 #define ODD_DEPTH 100    /* deeper is ODD: the slow reader recurses, so it must have its say */
 #define MAX_RESIDUE 64   /* keys of an element that have no column; more make it ODD, which bounds the search for twins */
 #define MAX_ROWS INT32_MAX
-#define MAX_INTS 10
+#define BLOCK_ROWS 32768 /* columns grow by blocks, which never move and are freed one by one when taken over */
 #define MAX_CODES 6
 #define MAX_WIDE 16
 
@@ -104,10 +104,12 @@ typedef struct scan {
     int deep;
     int odd;
     u64 seed;
-    i64 rows, cap;
+    i64 rows;
     i64 elements;          /* objects taken as whole and plain, rows or not */
-    i64 *ints[MAX_INTS];
-    i32 *codes[MAX_CODES];
+    u8 **block;            /* each: BLOCK_ROWS of every integer column, then of every code column */
+    i64 blocks, blocks_cap;
+    i64 *ints;             /* of the last block */
+    i32 *codes;
     dict dicts[MAX_CODES];
     sparse wide[MAX_WIDE];
     u8 *scratch;
@@ -152,26 +154,27 @@ static int grow(void *pointer, i64 *cap, i64 need, size_t item)
     return 1;
 }
 
-static int grow_rows(scan *s)
+static int num_ints(const scan *s) { return s->host ? H_INTS : D_INTS; }
+static int num_codes(const scan *s) { return s->host ? H_CODES : D_CODES; }
+
+/* Makes room for one more row; returns its number within the block, -1 where memory is out. */
+static i64 new_row(scan *s)
 {
+    i64 at = s->rows % BLOCK_ROWS;
+    if (at || s->rows < s->blocks * BLOCK_ROWS)
+        return at;
     if (s->rows >= MAX_ROWS)
-        return 0;
-    i64 size = s->cap ? s->cap + s->cap / 2 : 1024;
-    int ints = s->host ? H_INTS : D_INTS, codes = s->host ? H_CODES : D_CODES;
-    for (int i = 0; i < ints; i++) {
-        i64 *bigger = realloc(s->ints[i], (size_t)size * sizeof(i64));
-        if (!bigger)
-            return 0;
-        s->ints[i] = bigger;
-    }
-    for (int i = 0; i < codes; i++) {
-        i32 *bigger = realloc(s->codes[i], (size_t)size * sizeof(i32));
-        if (!bigger)
-            return 0;
-        s->codes[i] = bigger;
-    }
-    s->cap = size;
-    return 1;
+        return -1;
+    if (s->blocks == s->blocks_cap && !grow(&s->block, &s->blocks_cap, s->blocks + 1, sizeof(u8 *)))
+        return -1;
+    size_t ints = (size_t)num_ints(s) * sizeof(i64), codes = (size_t)num_codes(s) * sizeof(i32);
+    u8 *fresh = malloc(BLOCK_ROWS * (ints + codes));
+    if (!fresh)
+        return -1;
+    s->block[s->blocks++] = fresh;
+    s->ints = (i64 *)fresh;
+    s->codes = (i32 *)(fresh + BLOCK_ROWS * ints);
+    return at;
 }
 
 /* --- dictionaries -------------------------------------------------------------------------------------------------- */
@@ -619,6 +622,13 @@ static const u8 *plain_time(const u8 *p, const u8 *end, i64 *out)
     return p;
 }
 
+/* A quoted text that could be read as an integer is for the slow reader; "0x0" and its like are text. */
+static int quoted_number(span text)
+{
+    return text.len > 2 && text.at[0] == '"' && (is_digit(text.at[1]) || text.at[1] == '-' || text.at[1] == '+') &&
+           !(text.len > 3 && (text.at[2] == 'x' || text.at[2] == 'X'));
+}
+
 /* An integer member that may stand only once; anything else makes the element odd. */
 static const u8 *int_member(scan *s, const u8 *p, const u8 *end, i64 *out, int again)
 {
@@ -916,13 +926,6 @@ static int promoted_to(span key)
     return P_NONE;
 }
 
-/* A quoted text that could be read as an integer is for the slow reader; "0x0" and its like are text. */
-static int quoted_number(span text)
-{
-    return text.len > 2 && text.at[0] == '"' && (is_digit(text.at[1]) || text.at[1] == '-' || text.at[1] == '+') &&
-           !(text.len > 3 && (text.at[2] == 'x' || text.at[2] == 'X'));
-}
-
 static const u8 *arg_member(scan *s, event *e, int to, span key, const u8 *p, const u8 *end)
 {
     const u8 *at = p, *after = NULL;
@@ -970,6 +973,19 @@ static const u8 *event_args(scan *s, event *e, const u8 *p, const u8 *end)
     }
 }
 
+/* A pid or tid: "Spans" and its like are no process or thread. */
+static const u8 *track_member(scan *s, const u8 *p, const u8 *end, i64 *out, int again)
+{
+    if (*p != '"')
+        return int_member(s, p, end, out, again);
+    const u8 *at = p;
+    s->escaped = 0;
+    p = value(s, p, end);
+    if (p && (again || s->escaped || quoted_number((span){at, p - at})))
+        s->odd = 1;
+    return p;
+}
+
 static const u8 *time_member(scan *s, const u8 *p, const u8 *end, i64 *out, int again)
 {
     const u8 *after = plain_time(p, end, out);
@@ -1011,9 +1027,9 @@ static const u8 *event_member(scan *s, event *e, int what, const u8 *p, const u8
     case E_NAME:
         return text_member(s, p, end, &e->name, again);
     case E_PID:
-        return int_member(s, p, end, &e->ints[D_PID], again);
+        return track_member(s, p, end, &e->ints[D_PID], again);
     case E_TID:
-        return int_member(s, p, end, &e->ints[D_TID], again);
+        return track_member(s, p, end, &e->ints[D_TID], again);
     case E_TS:
         return time_member(s, p, end, &e->ints[D_TS], again);
     case E_DUR:
@@ -1050,24 +1066,24 @@ static int add_event(scan *s, event *e, const u8 *end)
     u8 phase = e->phase.len == 1 ? *e->phase.at : 0;
     if (phase != 'X' && phase != 'i' && phase != 'I')
         return 1;
-    if (s->rows == s->cap && !grow_rows(s))
+    i64 row = new_row(s);
+    if (row < 0)
         return 0;
-    i64 row = s->rows;
     for (int i = 0; i < D_INTS; i++)
-        s->ints[i][row] = e->ints[i];
+        s->ints[i * BLOCK_ROWS + row] = e->ints[i];
     s->scratch_len = 0;
     for (int i = 0; i < e->args.n; i++)
         if (!put_member(s, e->args.list[i].key, e->args.list[i].value, end))
             return 0;
-    s->codes[D_ARGS][row] = residue_code(s, &s->dicts[D_ARGS], &ok);
-    s->codes[D_PHASE][row] = span_code(s, &s->dicts[D_PHASE], e->phase, &ok);
-    s->codes[D_CATEGORY][row] = category;
-    s->codes[D_NAME][row] = span_code(s, &s->dicts[D_NAME], e->name, &ok);
-    s->codes[D_SHAPES][row] = span_code(s, &s->dicts[D_SHAPES], e->shapes, &ok);
-    s->codes[D_TYPES][row] = span_code(s, &s->dicts[D_TYPES], e->types, &ok);
+    s->codes[D_ARGS * BLOCK_ROWS + row] = residue_code(s, &s->dicts[D_ARGS], &ok);
+    s->codes[D_PHASE * BLOCK_ROWS + row] = span_code(s, &s->dicts[D_PHASE], e->phase, &ok);
+    s->codes[D_CATEGORY * BLOCK_ROWS + row] = category;
+    s->codes[D_NAME * BLOCK_ROWS + row] = span_code(s, &s->dicts[D_NAME], e->name, &ok);
+    s->codes[D_SHAPES * BLOCK_ROWS + row] = span_code(s, &s->dicts[D_SHAPES], e->shapes, &ok);
+    s->codes[D_TYPES * BLOCK_ROWS + row] = span_code(s, &s->dicts[D_TYPES], e->types, &ok);
     for (u64 left = e->promoted >> P_WIDE, i = 0; left; left >>= 1, i++)
         if ((left & 1) && e->wide[i] != MISSING)
-            ok &= add_sparse(&s->wide[i], row, e->wide[i]);
+            ok &= add_sparse(&s->wide[i], s->rows, e->wide[i]);
     s->rows += ok;
     return ok;
 }
@@ -1353,11 +1369,11 @@ static int add_node(scan *s, node *n, const u8 *end)
 {
     int ok = 1;
     const span none = {(const u8 *)"[]", 2};
-    if (s->rows == s->cap && !grow_rows(s))
+    i64 row = new_row(s);
+    if (row < 0)
         return 0;
-    i64 row = s->rows;
     for (int i = 0; i < H_INTS; i++)
-        s->ints[i][row] = n->ints[i];
+        s->ints[i * BLOCK_ROWS + row] = n->ints[i];
     s->scratch_len = 0;
     ok &= put_text(s, "input_strides", n->in[IO_STRIDES], end) && put_text(s, "output_shapes", n->out[IO_SHAPES], end) &&
           put_text(s, "output_types", n->out[IO_TYPES], end) && put_text(s, "output_strides", n->out[IO_STRIDES], end);
@@ -1367,12 +1383,12 @@ static int add_node(scan *s, node *n, const u8 *end)
         ok &= put_member(s, n->attrs.list[i].key, n->attrs.list[i].value, end);
     if (!ok)
         return 0;
-    s->codes[H_DETAILS][row] = residue_code(s, &s->dicts[H_DETAILS], &ok);
-    s->codes[H_NAME][row] = span_code(s, &s->dicts[H_NAME], n->name, &ok);
-    s->codes[H_IN_SHAPES][row] = span_code(s, &s->dicts[H_IN_SHAPES], n->in[IO_SHAPES].len < 0 ? none : n->in[IO_SHAPES], &ok);
-    s->codes[H_IN_TYPES][row] = span_code(s, &s->dicts[H_IN_TYPES], n->in[IO_TYPES].len < 0 ? none : n->in[IO_TYPES], &ok);
-    s->codes[H_IN_VALUES][row] = span_code(s, &s->dicts[H_IN_VALUES], n->in[IO_VALUES].len < 0 ? none : n->in[IO_VALUES], &ok);
-    s->codes[H_OUT_VALUES][row] = span_code(s, &s->dicts[H_OUT_VALUES], n->out[IO_VALUES].len < 0 ? none : n->out[IO_VALUES], &ok);
+    s->codes[H_DETAILS * BLOCK_ROWS + row] = residue_code(s, &s->dicts[H_DETAILS], &ok);
+    s->codes[H_NAME * BLOCK_ROWS + row] = span_code(s, &s->dicts[H_NAME], n->name, &ok);
+    s->codes[H_IN_SHAPES * BLOCK_ROWS + row] = span_code(s, &s->dicts[H_IN_SHAPES], n->in[IO_SHAPES].len < 0 ? none : n->in[IO_SHAPES], &ok);
+    s->codes[H_IN_TYPES * BLOCK_ROWS + row] = span_code(s, &s->dicts[H_IN_TYPES], n->in[IO_TYPES].len < 0 ? none : n->in[IO_TYPES], &ok);
+    s->codes[H_IN_VALUES * BLOCK_ROWS + row] = span_code(s, &s->dicts[H_IN_VALUES], n->in[IO_VALUES].len < 0 ? none : n->in[IO_VALUES], &ok);
+    s->codes[H_OUT_VALUES * BLOCK_ROWS + row] = span_code(s, &s->dicts[H_OUT_VALUES], n->out[IO_VALUES].len < 0 ? none : n->out[IO_VALUES], &ok);
     s->rows += ok;
     s->elements += ok;
     return ok;
@@ -1426,10 +1442,10 @@ void cc_free(scan *s)
 {
     if (!s)
         return;
-    for (int i = 0; i < MAX_INTS; i++)
-        free(s->ints[i]);
+    for (i64 i = 0; i < s->blocks; i++)
+        free(s->block[i]);
+    free(s->block);
     for (int i = 0; i < MAX_CODES; i++) {
-        free(s->codes[i]);
         free(s->dicts[i].text);
         free(s->dicts[i].end);
         free(s->dicts[i].hash);
@@ -1500,8 +1516,13 @@ int cc_value(scan *s, const u8 *buf, i64 len, i64 pos, i64 *out)
 
 i64 cc_rows(const scan *s) { return s->rows; }
 i64 cc_elements_read(const scan *s) { return s->elements; }
-i64 *cc_ints(const scan *s, int column) { return s->ints[column]; }
-i32 *cc_codes(const scan *s, int column) { return s->codes[column]; }
+i64 cc_block_rows(void) { return BLOCK_ROWS; }
+const u8 *cc_block(const scan *s, i64 number) { return s->block[number]; }
+void cc_free_block(scan *s, i64 number)
+{
+    free(s->block[number]);
+    s->block[number] = NULL;
+}
 const u8 *cc_dict_text(const scan *s, int column) { return s->dicts[column].text; }
 const i64 *cc_dict_ends(const scan *s, int column) { return s->dicts[column].end; }
 const i64 *cc_dict_counts(const scan *s, int column) { return s->dicts[column].count; }

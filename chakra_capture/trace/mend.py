@@ -144,6 +144,7 @@ class _Mender:
         self.deep = deep
         self.at = 0
         self.open: list[str] = []
+        self.expects = False  # a member or item stands next
         self.out: list[str] = []
         self.causes: list[str] = []
 
@@ -162,6 +163,10 @@ class _Mender:
     def run(self) -> None:
         self._value()
         while self.open:
+            if self.expects:
+                self.expects = False
+                self._item()
+                continue
             self._space()
             char = self.text[self.at]
             if char == ",":
@@ -183,7 +188,7 @@ class _Mender:
             self.causes.append(COMMA)
             return
         self.out.append(",")
-        self._item()
+        self.expects = True
 
     def _item(self) -> None:
         if self.open[-1] == "{":
@@ -227,7 +232,7 @@ class _Mender:
         if self.text[self.at] == _CLOSER[char]:
             self._close()
         else:
-            self._item()
+            self.expects = True
 
     def _close(self) -> None:
         self.out.append(_CLOSER[self.open.pop()])

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from chakra_capture.trace.columns import Coded, Rows, Sparse
+from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse
 from chakra_capture.trace.walk import Feed, State, Step, Taker
 
 _I64 = ctypes.c_int64
@@ -26,8 +28,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "cc_value": (ctypes.c_int, [_POINTER, _POINTER, _I64, _I64, _POINTER]),
     "cc_rows": (_I64, [_POINTER]),
     "cc_elements_read": (_I64, [_POINTER]),
-    "cc_ints": (_POINTER, [_POINTER, ctypes.c_int]),
-    "cc_codes": (_POINTER, [_POINTER, ctypes.c_int]),
+    "cc_block_rows": (_I64, []),
+    "cc_block": (_POINTER, [_POINTER, _I64]),
+    "cc_free_block": (None, [_POINTER, _I64]),
     "cc_dict_text": (_POINTER, [_POINTER, ctypes.c_int]),
     "cc_dict_ends": (_POINTER, [_POINTER, ctypes.c_int]),
     "cc_dict_counts": (_POINTER, [_POINTER, ctypes.c_int]),
@@ -38,6 +41,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 }
 
 Library = ctypes.CDLL
+Codes = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +91,14 @@ class NativeScanner:
         self._reader = reader
         self._out = _PAIR()
         self._pinned: tuple[object, int] = (None, 0)
-        self._scan = self._new()
+        self._scan: int | None = self._new()
 
     def __enter__(self) -> "NativeScanner":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._c.cc_free(self._scan)
         self._scan = None
 
@@ -125,20 +131,36 @@ class NativeScanner:
         self._reader.restart()
 
     def rows(self) -> Rows:
-        """The columns, copied out of the memory of the C core."""
+        """The columns, taken over from the C core, which forgets them."""
         size = int(self._c.cc_rows(self._scan))
         layout = self._layout
+        ints = [np.empty(size, dtype=np.int64) for _ in layout.ints]
+        codes = [np.empty(size, dtype=np.int32) for _ in layout.texts]
+        self._take_blocks(ints, codes, size)
         return Rows(
-            ints={key: self._array(self._c.cc_ints(self._scan, i), size) for i, key in enumerate(layout.ints)},
-            texts={key: self._coded(i, size) for i, key in enumerate(layout.texts)},
+            ints=dict(zip(layout.ints, ints, strict=True)),
+            texts={key: self._coded(i, codes[i]) for i, key in enumerate(layout.texts)},
             wide={key: self._sparse(i) for i, key in enumerate(layout.wide)},
         )
 
+    def _take_blocks(self, ints: list[Int64], codes: list[Codes], size: int) -> None:
+        """Copy block by block and free each, so that no column is in memory twice."""
+        length = int(self._c.cc_block_rows())
+        columns: list[Int64 | Codes] = [*ints, *codes]
+        for number in range(-(-size // length)):
+            pointer = int(self._c.cc_block(self._scan, number))
+            begin, end = number * length, min(size, (number + 1) * length)
+            for column in columns:
+                column[begin:end] = _view(pointer, end - begin, column.dtype)
+                pointer += length * column.itemsize
+            self._c.cc_free_block(self._scan, number)
+
     def counts(self, column: int) -> dict[str, int]:
         """How often each text of a column was seen, in rows and other elements."""
-        numbers = self._array(self._c.cc_dict_counts(self._scan, column), len(self._texts(column)))
+        values = self._decoded(column)
+        numbers = _view(self._c.cc_dict_counts(self._scan, column), len(values), np.dtype(np.int64))
         counts: dict[str, int] = {}
-        for text, count in zip(self._decoded(column), numbers.tolist(), strict=True):
+        for text, count in zip(values, numbers.tolist(), strict=True):
             counts[text] = counts.get(text, 0) + count
         return counts
 
@@ -155,20 +177,13 @@ class NativeScanner:
             self._pinned = (feed.buffer, ctypes.addressof(first))
         return self._pinned[1]
 
-    def _array(self, pointer: int | None, size: int, dtype: type = np.int64) -> "np.typing.NDArray[np.int64]":
-        if not size or not pointer:
-            return np.zeros(0, dtype=dtype)
-        raw = (ctypes.c_char * (size * np.dtype(dtype).itemsize)).from_address(pointer)
-        return np.frombuffer(raw, dtype=dtype).copy()
-
-    def _coded(self, column: int, size: int) -> Coded:
-        codes = self._array(self._c.cc_codes(self._scan, column), size, np.int32).astype(np.int32, copy=False)
+    def _coded(self, column: int, codes: Codes) -> Coded:
         values = self._decoded(column)
-        known: dict[str, int] = {}
-        table = np.array([known.setdefault(v, len(known)) for v in values] or [0], dtype=np.int32)
-        if len(known) < len(values):  # two spellings of one text
-            codes = np.where(codes >= 0, table[codes], np.int32(-1)).astype(np.int32)
-        return Coded(codes, list(known))
+        if column >= self._layout.num_quoted or len(set(values)) == len(values):
+            return Coded(codes, values)
+        known: dict[str, int] = {}  # two spellings of one text
+        table = np.array([known.setdefault(v, len(known)) for v in values], dtype=np.int32)
+        return Coded(np.where(codes >= 0, table[codes], np.int32(-1)).astype(np.int32), list(known))
 
     def _decoded(self, column: int) -> list[str]:
         values = self._texts(column)
@@ -181,7 +196,7 @@ class NativeScanner:
         size = int(self._c.cc_dict_size(self._scan, column))
         if not size:
             return []
-        ends = self._array(self._c.cc_dict_ends(self._scan, column), size).tolist()
+        ends = _view(self._c.cc_dict_ends(self._scan, column), size, np.dtype(np.int64)).tolist()
         blob = ctypes.string_at(self._c.cc_dict_text(self._scan, column), ends[-1]) if ends[-1] else b""
         begins = [0, *ends[:-1]]
         if blob.isascii():
@@ -192,4 +207,13 @@ class NativeScanner:
     def _sparse(self, column: int) -> Sparse:
         size = int(self._c.cc_wide_size(self._scan, column))
         rows, values = self._c.cc_wide_rows(self._scan, column), self._c.cc_wide_values(self._scan, column)
-        return Sparse(self._array(rows, size), self._array(values, size))
+        integer = np.dtype(np.int64)
+        return Sparse(_view(rows, size, integer).copy(), _view(values, size, integer).copy())
+
+
+def _view(pointer: int | None, size: int, dtype: "np.dtype[Any]") -> "npt.NDArray[Any]":
+    """Memory of the C core as an array; it is gone when the core frees it."""
+    if not size or not pointer:
+        return np.zeros(0, dtype=dtype)
+    raw = (ctypes.c_char * (size * dtype.itemsize)).from_address(pointer)
+    return np.frombuffer(memoryview(raw).cast("B"), dtype=dtype)
