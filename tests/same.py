@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,25 +52,40 @@ def texts(column: Coded) -> "np.ndarray[Any, Any]":
 
 
 def load_exact(data: bytes) -> Any:
-    """json.loads with every number as its Decimal."""
-    return json.loads(data, parse_float=Decimal, parse_int=Decimal)
+    """json.loads with exact numbers."""
+    return json.loads(data, parse_float=Decimal)
 
 
 def rebuilt_events(trace: DeviceTrace) -> Iterator[dict[str, Any]]:
     """Every row as the event it came from; ids under one spelling, times in nanoseconds."""
     names, categories, phases = texts(trace.name), texts(trace.category), texts(trace.phase_type)
-    args, shapes, types = texts(trace.args), texts(trace.input_shapes), texts(trace.input_types)
+    residue, shapes, types = parsed(trace.residue), parsed(trace.input_shapes), parsed(trace.input_types)
+    wide: dict[int, dict[str, int]] = {}
+    for key, column in trace.wide.items():
+        for row, value in zip(column.rows.tolist(), column.values.tolist(), strict=True):
+            wide.setdefault(row, {})[key] = value
+    ints = {key: known(c) for key, c in trace.ids.items()}
+    pid, tid, ts, dur = known(trace.pid), known(trace.tid), known(trace.ts_ns), known(trace.dur_ns)
     for row in range(trace.num_rows):
-        members = load_exact(args[row]) if args[row] else {}
-        for key, text in (("Input Dims", shapes[row]), ("Input type", types[row])):
-            if text is not None:
-                members[key] = load_exact(text)
-        members |= {key: Decimal(int(c[row])) for key, c in trace.ids.items() if c[row] != MISSING}
+        members = {**(residue[row] or {}), **wide.get(row, {})}
+        members |= {k: v[row] for k, v in (("Input Dims", shapes), ("Input type", types)) if v[row] is not None}
+        members |= {key: c[row] for key, c in ints.items() if c[row] is not None}
         yield {
             "ph": phases[row], "cat": categories[row], "name": names[row], "args": members,
-            "pid": _known(trace.pid[row]), "tid": _known(trace.tid[row]),
-            "ts": _known(trace.ts_ns[row]), "dur": _known(trace.dur_ns[row]),
+            "pid": pid[row], "tid": tid[row], "ts": ts[row], "dur": dur[row],
         }  # fmt: skip
+
+
+def parsed(column: Coded) -> "np.ndarray[Any, Any]":
+    """Each row's JSON text as its value; None for null."""
+    values = np.empty(len(column.values) + 1, dtype=object)
+    for number, text in enumerate(column.values):
+        values[number] = load_exact(text)  # type: ignore[arg-type]
+    return values[column.codes]
+
+
+def known(column: "np.ndarray[Any, Any]") -> list[int | None]:
+    return [None if value == MISSING else value for value in column.tolist()]
 
 
 def expected_events(file: Any) -> Iterator[dict[str, Any]]:
@@ -101,18 +115,21 @@ def _with_ids(args: dict[str, Any]) -> dict[str, Any]:
             if value is not None and column not in members:
                 del members[key]
                 if value or column not in ("record_function_id", "correlation_id"):
-                    members[column] = Decimal(value)
+                    members[column] = value
     return members
 
 
 def rebuilt_nodes(trace: HostTrace) -> Iterator[dict[str, Any]]:
     """Every row as the node it came from."""
-    names, shapes, types, rest = (texts(c) for c in (trace.name, trace.input_shapes, trace.input_types, trace.rest))
-    for row in range(trace.num_nodes):
+    names, details = texts(trace.name), parsed(trace.details)
+    inputs, outputs = parsed(trace.input_values), parsed(trace.output_values)
+    shapes, types = parsed(trace.input_shapes), parsed(trace.input_types)
+    parents, attrs = known(trace.parent), {key: known(column) for key, column in trace.attrs.items()}
+    for row, number in enumerate(trace.node_id.tolist()):
         yield {
-            "id": int(trace.node_id[row]), "name": names[row], "parent": _known(trace.parent[row]),
-            "input_shapes": load_exact(shapes[row]), "input_types": load_exact(types[row]), **load_exact(rest[row]),
-            **{key: _known(trace.attrs[key][row]) for key in INT_ATTRS},
+            "id": number, "name": names[row], "parent": parents[row], "input_shapes": shapes[row],
+            "input_types": types[row], "input_values": inputs[row], "output_values": outputs[row],
+            **(details[row] or {}), **{key: attrs[key][row] for key in INT_ATTRS},
         }  # fmt: skip
 
 
@@ -139,14 +156,10 @@ def expected_nodes(file: Any) -> Iterator[dict[str, Any]]:
         }  # fmt: skip
 
 
-def _known(value: Any) -> int | None:
-    return None if value == MISSING else int(value)
-
-
 def _number(value: Any) -> int | None:
     if isinstance(value, str):
         return int(value) if value.removeprefix("-").isdigit() else None
-    return int(value) if isinstance(value, Decimal) and value == value.to_integral_value() else None
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def _nanoseconds(value: Any) -> int | None:
@@ -155,9 +168,3 @@ def _nanoseconds(value: Any) -> int | None:
     except (TypeError, ArithmeticError):
         return None
     return round(exact)
-
-
-def as_file(folder: Path, data: bytes) -> Path:
-    path = folder / "trace.json"
-    path.write_bytes(data)
-    return path

@@ -948,7 +948,8 @@ static const u8 *arg_member(scan *s, event *e, int to, span key, const u8 *p, co
     else if (to == P_TYPES)
         e->types = text;
     else {
-        if (to != P_NONE && (quoted_number(text) || is_digit(*at) || *at == '-'))
+        /* A quoted integer may become an id; a sparse column takes plain ones only. */
+        if (to < P_WIDE && (quoted_number(text) || is_digit(*at) || *at == '-'))
             s->odd = 1;
         keep_member(s, &e->args, key, text);
     }

@@ -28,6 +28,7 @@ WIDE_ARGS = (
     "Ev Idx", "Profiler Event Index", "Python id", "Python parent id", "Python module id", "Addr", "Bytes",
     "Total Allocated", "Total Reserved", "bytes", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id",
 )  # fmt: skip
+_WIDE_END = 10**18
 _TEXT_ARGS = {"input_shapes": "Input Dims", "input_types": "Input type"}
 # Slices and instants; the others are flows, counters and metadata.
 _ROW_PHASES = frozenset(("X", "i", "I"))
@@ -144,8 +145,9 @@ def _take_ids(args: list[dict[str, msgspec.Raw]], keys: list[str]) -> Int64:
 
 def _take_wide(args: list[dict[str, msgspec.Raw]], key: str) -> Sparse:
     rows = np.array([row for row, a in enumerate(args) if key in a], dtype=np.int64)
-    values = parse_ints([args[row][key] for row in rows.tolist()])
-    taken = values != MISSING
+    texts = [bytes(args[row][key]) for row in rows.tolist()]
+    values = parse_ints([None if text[:1] == b'"' else text for text in texts])
+    taken = (values > -_WIDE_END) & (values < _WIDE_END)
     for row in rows[taken].tolist():
         del args[row][key]
     return Sparse(rows[taken], values[taken])

@@ -16,6 +16,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
 _COMPRESSED_CHUNK = 1 << 16
 _PIECE = 1 << 20
+_FIRST_BYTES = 4096
 _UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
@@ -39,6 +40,7 @@ class ByteSource:
     Attributes:
         cut: why a gzip stream gave fewer bytes than it should; None while it is whole.
         skipped: bytes of the byte order mark, which are not handed on.
+        first: the first bytes of the text, decompressed, to see what a file is that is no trace.
 
     Raises:
         TraceFileError: the file is missing, not a file or unreadable, or unfolds past the limits.
@@ -48,6 +50,7 @@ class ByteSource:
         self.path = path
         self.cut: str | None = None
         self.skipped = 0
+        self.first = b""
         self._limits = limits or Limits()
         self._file = _open(path)
         self._waiting = memoryview(b"")
@@ -70,16 +73,19 @@ class ByteSource:
     def __enter__(self) -> "ByteSource":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
     def _start(self) -> Iterator[bytes] | None:
         """Look at the first bytes; None for plain UTF-8, which goes straight into the caller's buffer."""
-        head = self._read(4)
+        head = self._read(_FIRST_BYTES)
         pieces: Iterator[bytes] | None = None
         if head[:2] == _GZIP_MAGIC:
             pieces = self._gunzip(head)
             head = next(pieces, b"")
+        self.first = head[:_FIRST_BYTES]
         if head[:2] in _UTF16_MARKS:
             return _utf16_to_utf8(head, pieces or iter(lambda: self._read(_PIECE), b""))
         if head[:3] == _UTF8_MARK:

@@ -161,7 +161,7 @@ def _break_cycles(node_id: Int64, parent: Int64) -> tuple[list[tuple[int, ...]],
     position = order[at]
     known = (node_id[position] == parent) & (parent != MISSING)
     num_dangling = int(np.count_nonzero((parent != MISSING) & ~known))
-    # Every node climbs twice as far in each round; who still climbs after more rounds than nodes is on or under a cycle.
+    # Every node climbs twice as far in each round; who has not arrived in the end is on or under a cycle.
     up = np.append(np.where(known, position, len(node_id)), len(node_id))
     for _ in range(len(node_id).bit_length() + 1):
         up = up[up]

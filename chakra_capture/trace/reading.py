@@ -5,7 +5,7 @@ Both hand unusual elements to the same slow reader and damaged ones to the same 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,6 @@ from chakra_capture.trace.salvage import Salvage
 from chakra_capture.trace.walk import BUFFER_SIZE, Feed, TextScanner, Walker
 
 _BATCH = 20_000
-_FIRST_BYTES = 4096
 _PYTHON_EXPORTER = b'"CPU functions"'
 
 
@@ -39,7 +38,7 @@ class ReadOptions:
 
     scanner: ScannerKind | None = None
     buffer_size: int = BUFFER_SIZE
-    limits: Limits = Limits()
+    limits: Limits = field(default_factory=Limits)
 
 
 class SlowReader(ABC):
@@ -156,7 +155,9 @@ def read_file(path: Path, reader_type: type[SlowReader], options: ReadOptions) -
                 return _read_msgspec(source, reader_type)
             return _read_native(source, reader_type, library, options.buffer_size)
         except MemoryError as error:
-            raise TraceFileError(f"{path} needs more memory than there is ({error}). Read it on a larger machine.") from None
+            raise TraceFileError(
+                f"{path} needs more memory than there is ({error}). Read it on a larger machine."
+            ) from None
 
 
 def _read_native(
@@ -187,9 +188,11 @@ def _read_msgspec(source: ByteSource, reader_type: type[SlowReader]) -> ReadFile
         except (msgspec.DecodeError, RecursionError):
             pass
         else:
-            if elements is not None and _PYTHON_EXPORTER not in data[:_FIRST_BYTES]:
+            if elements is not None and _PYTHON_EXPORTER not in source.first:
                 kept = [element for element in elements if reader.keeps(element)]
-                return ReadFile(reader.to_rows(kept), head, len(elements), reader.counts(), Salvage(), ScannerKind.MSGSPEC)
+                counts, num_elements = reader.counts(), len(elements)
+                del elements
+                return ReadFile(reader.to_rows(kept), head, num_elements, counts, Salvage(), ScannerKind.MSGSPEC)
     return _read_text(source, reader_type(), bytes(data))
 
 
@@ -204,7 +207,6 @@ def _read_text(source: ByteSource, reader: SlowReader, data: bytes) -> ReadFile:
 def _walk(
     source: ByteSource, feed: Feed, scanner: "native.NativeScanner | TextScanner", reader: SlowReader, salvage: Salvage
 ) -> Walker:
-    first = bytes(feed.buffer[: min(feed.length, _FIRST_BYTES)])
     walker = Walker(feed, scanner, reader.shape, salvage)
     try:
         walker.run()
@@ -212,8 +214,8 @@ def _walk(
         raise TraceFileError(f"{source.path}: {error}") from None
     if source.cut:
         salvage.note(source.cut)
-    if not walker.found or _PYTHON_EXPORTER in first:
-        raise TraceFileError(_no_trace(source.path, first, walker.head, reader.shape))
+    if not walker.found or _PYTHON_EXPORTER in source.first:
+        raise TraceFileError(_no_trace(source.path, source.first, walker.head, reader.shape))
     return walker
 
 
@@ -252,7 +254,7 @@ def _is_utf8(data: bytes | bytearray) -> bool:
 
 
 def _no_trace(path: Path, first: bytes, head: dict[str, bytes], shape: Shape) -> str:
-    if not first.strip():
+    if not first.strip(b"\xef\xbb\xbf \t\r\n"):
         return f"{path} is empty, so it holds no trace. Record it again, or leave this rank out."
     what, give = _WANTED[shape.key]
     if _PYTHON_EXPORTER in first:

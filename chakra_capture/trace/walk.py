@@ -26,6 +26,8 @@ _MOST_READ_AGAIN = 8
 _FREE_TO_READ_AGAIN = 1 << 26
 _MOST_DAMAGED = 1_000_000
 _BLANKS = b" \t\r\n"
+# A value that can be made out beside damage: a text, an integer, or an object without another in it.
+_SIMPLE_VALUE = r'"[^"\\\x00-\x1f]{0,200}"|-?[0-9]{1,19}(?=[\s,}])|\{[^{}]{0,2000}\}'
 
 
 class Step(IntEnum):
@@ -249,8 +251,7 @@ class Walker:
 
     def _search_head(self, text: str) -> None:
         for key in self._shape.head:
-            value = rf'"{key}"\s{{0,9}}:\s{{0,9}}("[^"\\\x00-\x1f]{{0,200}}"|-?[0-9]{{1,19}}(?=[\s,}}])|\{{[^{{}}]{{0,2000}}\}})'
-            for match in re.finditer(value, text):
+            for match in re.finditer(rf'"{key}"\s{{0,9}}:\s{{0,9}}({_SIMPLE_VALUE})', text):
                 self.head[key] = match[1].encode("latin-1")
 
     def _after_end(self) -> None:
