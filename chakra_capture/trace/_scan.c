@@ -103,6 +103,7 @@ typedef struct scan {
     int escaped;           /* a string just read holds a backslash */
     int deep;
     int odd;
+    int around;            /* containers of the element that are open around the value being read */
     u64 seed;
     i64 rows;
     i64 elements;          /* objects taken as whole and plain, rows or not */
@@ -481,7 +482,7 @@ static const u8 *value(scan *s, const u8 *p, const u8 *end)
         case '{':
         case '[': {
             int object = *p == '{';
-            if (++level >= MAX_DEPTH)
+            if (++level + s->around > MAX_DEPTH)
                 FAIL(DEEP);
             if (level >= ODD_DEPTH)
                 s->deep = 1;
@@ -963,11 +964,14 @@ static const u8 *event_args(scan *s, event *e, const u8 *p, const u8 *end)
         return value(s, p, end);
     }
     p++;
+    s->around = 2;
     for (place *at = &s->places[INNER];;) {
         span key;
         int to = next_key(s, INNER, &at, &p, end, &key);
-        if (to < 0)
+        if (to < 0) {
+            s->around = 1;
             return to == OBJECT_END ? p : NULL;
+        }
         p = arg_member(s, e, to, key, p, end);
         if (!p)
             return NULL;
@@ -1154,11 +1158,14 @@ static const u8 *io_member(scan *s, node *n, span *io, const u8 *p, const u8 *en
     }
     n->nested = 1;
     p++;
+    s->around = 2;
     for (place *at = &s->places[INNER];;) {
         span key;
         int part = next_key(s, INNER, &at, &p, end, &key);
-        if (part < 0)
+        if (part < 0) {
+            s->around = 1;
             return part == OBJECT_END ? p : NULL;
+        }
         p = part == N_IO ? value(s, p, end) : raw_member(s, p, end, &io[part]);
         if (!p)
             return NULL;
@@ -1203,7 +1210,10 @@ static const u8 *attr(scan *s, node *n, attr_guess *g, const u8 *start, const u8
     span name = {NULL, -1}, text = {NULL, -1};
     if (*p != '{') {
         s->odd = 1;
-        return value(s, p, end);
+        s->around = 2;
+        p = value(s, p, end);
+        s->around = 3;
+        return p;
     }
     p++;
     int more = first_member(&p, end), value_last = 0;
@@ -1266,6 +1276,7 @@ static const u8 *attrs_member(scan *s, node *n, const u8 *p, const u8 *end)
         return value(s, p, end);
     }
     p++;
+    s->around = 3;
     for (int i = 0;; i++) {
         attr_guess *g = i < MAX_ATTRS ? &s->attrs[i] : NULL;
         const u8 *start = p;
@@ -1274,8 +1285,10 @@ static const u8 *attrs_member(scan *s, node *n, const u8 *p, const u8 *end)
             continue;
         p = space(start, end);
         NEED();
-        if (*p == ']')
+        if (*p == ']') {
+            s->around = 1;
             return p + 1;
+        }
         if (i) {
             if (*p != ',')
                 FAIL(DAMAGED);
@@ -1491,6 +1504,7 @@ int cc_elements(scan *s, const u8 *buf, i64 len, i64 pos, i64 *out)
         if (*p != '{')
             return DAMAGED;
         s->odd = s->deep = 0;
+        s->around = 1;
         const u8 *after = s->host ? read_node(s, p, end) : read_event(s, p, end);
         if (!after) {
             out[1] = s->stop - buf;
@@ -1508,6 +1522,7 @@ int cc_elements(scan *s, const u8 *buf, i64 len, i64 pos, i64 *out)
 /* Skips one value of the file's head or tail: END with out[0] after it, else the reason. */
 int cc_value(scan *s, const u8 *buf, i64 len, i64 pos, i64 *out)
 {
+    s->around = 0;
     const u8 *after = value(s, buf + pos, buf + len);
     if (!after)
         return s->why;

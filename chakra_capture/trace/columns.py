@@ -18,10 +18,12 @@ LARGEST = 2**62 - 1
 
 def int_column(values: Iterable[object]) -> Int64:
     """Make an int64 column of integers, also quoted ones; anything else becomes ``MISSING``."""
-    return np.array([_one_int(v) for v in values], dtype=np.int64)
+    plain = [v if type(v) is int and -LARGEST <= v <= LARGEST else one_int(v) for v in values]
+    return np.array(plain, dtype=np.int64)
 
 
-def _one_int(value: object) -> int:
+def one_int(value: object) -> int:
+    """An integer, also a quoted one; anything else is ``MISSING``."""
     if isinstance(value, str):
         digits = value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 20
         value = int(value) if digits else None

@@ -1,6 +1,7 @@
 """Events of a device trace as columns, decoded by msgspec: the slow reader, and the layout of the fast one."""
 
-from collections import Counter
+from collections import Counter, deque
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -8,8 +9,16 @@ import numpy as np
 
 from chakra_capture.trace import native
 from chakra_capture.trace.columns import (
-    LARGEST, MISSING, Int64, Rows, Sparse, coded, coded_bytes, int_column, missing, parse_ints,
-)  # fmt: skip
+    MISSING,
+    Int64,
+    Rows,
+    Sparse,
+    coded,
+    coded_bytes,
+    int_column,
+    missing,
+    parse_ints,
+)
 from chakra_capture.trace.mend import EVENTS
 from chakra_capture.trace.reading import SlowReader
 from chakra_capture.trace.times import microseconds_to_ns
@@ -111,18 +120,18 @@ def event_rows(events: list[_Event]) -> Rows:
     return Rows(
         ints={
             # 'Spans' and its like are no process or thread.
-            "pid": _integers([event.pid for event in events]),
-            "tid": _integers([event.tid for event in events]),
+            "pid": int_column([event.pid for event in events]),
+            "tid": int_column([event.tid for event in events]),
             "ts_ns": microseconds_to_ns(_lines([event.ts for event in events])),
             "dur_ns": microseconds_to_ns(_lines([event.dur for event in events])),
             **ids,
         },
         texts={
-            "phase_type": coded(event.ph for event in events),
-            "category": coded(event.cat for event in events),
-            "name": coded(_name(event.name) for event in events),
+            "phase_type": coded([event.ph for event in events]),
+            "category": coded([event.cat for event in events]),
+            "name": coded([_name(event.name) for event in events]),
             **texts,
-            "residue": coded_bytes(encode(a) if a else None for a in args),
+            "residue": coded_bytes([encode(a) if a else None for a in args]),
         },
         wide=wide,
     )
@@ -135,32 +144,27 @@ def _take_ids(args: list[dict[str, msgspec.Raw]], keys: list[str]) -> Int64:
     """Take an integer arg out of every event's args; what is no integer (ROCm's "0x0") stays there."""
     column = missing(len(args))
     for key in keys:
-        values = parse_ints([a.get(key) for a in args])
-        taken = np.flatnonzero((values != MISSING) & (column == MISSING))
+        raws = list(map(dict.get, args, repeat(key)))
+        values = parse_ints(raws)
+        taken = (values != MISSING) & (column == MISSING)
         column[taken] = values[taken]
-        for row in taken.tolist():
-            del args[row][key]
+        if np.count_nonzero(taken) == len(raws) - raws.count(None):
+            deque(map(dict.pop, args, repeat(key), repeat(None)), maxlen=0)
+        else:
+            for row in np.flatnonzero(taken).tolist():
+                del args[row][key]
     return column
 
 
 def _take_wide(args: list[dict[str, msgspec.Raw]], key: str) -> Sparse:
-    rows = np.array([row for row, a in enumerate(args) if key in a], dtype=np.int64)
-    texts = [bytes(args[row][key]) for row in rows.tolist()]
+    raws = list(map(dict.get, args, repeat(key)))
+    rows = np.flatnonzero([raw is not None for raw in raws])
+    texts = [bytes(raw) for raw in raws if raw is not None]
     values = parse_ints([None if text[:1] == b'"' else text for text in texts])
     taken = (values > -_WIDE_END) & (values < _WIDE_END)
     for row in rows[taken].tolist():
         del args[row][key]
     return Sparse(rows[taken], values[taken])
-
-
-def _integers(values: list[Any]) -> Int64:
-    try:
-        if set(map(type, values)) <= {int}:
-            column = np.array(values, dtype=np.int64)
-            return np.where((column >= -LARGEST) & (column <= LARGEST), column, MISSING)
-    except OverflowError:
-        pass
-    return int_column(values)
 
 
 def _name(name: Any) -> str:

@@ -163,8 +163,8 @@ def what_it_looks_like(head: bytes) -> str:
         return "a protobuf file such as Perfetto's .pftrace"
     if text[:1] in (b"{", b"["):
         return "JSON of another kind"
-    printable = sum(byte >= 0x20 or byte in b"\t\r\n" for byte in head[:512])
-    return "text" if head and printable >= 0.95 * len(head[:512]) and b"\0" not in head else "binary data"
+    readable = b"\0" not in head and len(head.decode("utf-8", "ignore").encode()) > 0.95 * len(head)
+    return "text" if readable else "binary data"
 
 
 _LOOKS = (

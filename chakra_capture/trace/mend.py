@@ -58,6 +58,7 @@ SURROGATE = "half a surrogate pair replaced"
 UTF8 = "invalid UTF-8 replaced"
 NOT_A_NUMBER = "NaN or infinity kept as text"
 COMMA = "surplus comma"
+TOO_DEEP = f"nested deeper than {MAX_DEPTH}"
 
 
 class Outcome(Enum):
@@ -107,12 +108,12 @@ def mend(text: str, shape: Shape, *, final: bool, deep: bool = False) -> Mended:
         final: ``text`` reaches to the end of the file.
         deep: the element nests too deep; then only the place where it does is looked for.
     """
-    mender = _Mender(text, shape, final=final, deep=deep)
+    mender = _Mender(text, shape, deep)
     try:
         mender.run()
         result = mender.result()
     except _GiveUpError as stop:
-        result = Mended(Outcome.LOST, stop.at)
+        result = Mended(Outcome.LOST, stop.at, causes=stop.causes)
     except IndexError:  # the text ended
         return Mended(Outcome.CUT if final else Outcome.MORE, len(text))
     if not final and result.at + LOOK_AHEAD > len(text):
@@ -132,15 +133,15 @@ def find_element(text: str, start: int, shape: Shape, *, final: bool) -> int | N
 
 
 class _GiveUpError(Exception):
-    def __init__(self, at: int) -> None:
+    def __init__(self, at: int, *causes: str) -> None:
         self.at = at
+        self.causes = causes
 
 
 class _Mender:
-    def __init__(self, text: str, shape: Shape, *, final: bool, deep: bool) -> None:
+    def __init__(self, text: str, shape: Shape, deep: bool) -> None:
         self.text = text
         self.shape = shape
-        self.final = final
         self.deep = deep
         self.at = 0
         self.open: list[str] = []
@@ -221,7 +222,7 @@ class _Mender:
             raise _GiveUpError(self.at)  # the array was never closed: here is the next element
         self.open.append(char)
         if len(self.open) > MAX_DEPTH:
-            raise _GiveUpError(self.at)
+            raise _GiveUpError(self.at, TOO_DEEP)
         self.out.append(char)
         self.at += 1
         self._space()
@@ -281,18 +282,23 @@ class _Mender:
         self.at = end + 1
 
     def _closing_quote(self) -> int | None:
-        stop = min(len(self.text), self.at + _LONGEST_TEXT)
-        end = self.text.find('"', self.at + 1, stop)
-        while end >= 0 and not _AFTER_TEXT.match(self.text, end + 1):
-            end = self.text.find('"', end + 1, stop)
-        if end < 0 and stop == len(self.text) and not self.final:
-            raise IndexError
-        begins = self.shape.begin.search(self.text, self.at, stop if end < 0 else end)
-        if begins:
-            raise _GiveUpError(begins.start())
-        if end < 0 and stop == len(self.text):
-            raise IndexError
-        return None if end < 0 else end
+        """Looked for in a stretch that grows, together with the beginning of another element before it."""
+        size = 256
+        while True:
+            stop = min(len(self.text), self.at + size)
+            end = self.text.find('"', self.at + 1, stop)
+            while end >= 0 and not _AFTER_TEXT.match(self.text, end + 1):
+                end = self.text.find('"', end + 1, stop)
+            begins = self.shape.begin.search(self.text, self.at, stop if end < 0 else end)
+            if begins:
+                raise _GiveUpError(begins.start())
+            if end >= 0:
+                return end
+            if stop == len(self.text):
+                raise IndexError
+            if size >= _LONGEST_TEXT:
+                return None
+            size *= 4
 
     def _copy(self, strict: re.Pattern[str], lenient: re.Pattern[str]) -> None:
         match = strict.match(self.text, self.at)

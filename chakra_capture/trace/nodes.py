@@ -1,11 +1,13 @@
 """Nodes of a host trace as columns, decoded by msgspec: the slow reader, and the layout of the fast one."""
 
+from itertools import chain
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import LARGEST, Coded, Int64, Rows, coded, coded_bytes, int_column, parse_ints
+from chakra_capture.trace.columns import LARGEST, Int64, Rows, coded, coded_bytes, int_column, missing, parse_ints
 from chakra_capture.trace.mend import NODES
 from chakra_capture.trace.reading import SlowReader
 
@@ -124,62 +126,65 @@ class NodeReader(SlowReader):
 def node_rows(nodes: list[_Nested | _Flat]) -> Rows:
     """Columns of nodes, whichever layout each has."""
     described = [_describe_nested(n) if isinstance(n, _Nested) else _describe_flat(n) for n in nodes]
-    attrs: dict[str, Int64] = {
-        key: parse_ints([d[0][i] for d in described]) for i, key in enumerate(INT_ATTRS)
-    }
-    parts: list[Coded] = [coded_bytes(bytes(d[1][i]) for d in described) for i in range(4)]
+    details = [d[1] for d in described]
+    attrs = _take_attrs([d[2] for d in described], details)
     encode = msgspec.json.Encoder().encode
     return Rows(
         ints={
-            "node_id": int_column(n.id for n in nodes),
-            "ctrl_deps": int_column(n.ctrl_deps for n in nodes),
-            "parent": int_column(n.parent for n in nodes),
+            "node_id": int_column([n.id for n in nodes]),
+            "ctrl_deps": int_column([n.ctrl_deps for n in nodes]),
+            "parent": int_column([n.parent for n in nodes]),
             **attrs,
         },
         texts={
-            "name": coded(n.name for n in nodes),
-            "input_shapes": parts[0],
-            "input_types": parts[1],
-            "input_values": parts[2],
-            "output_values": parts[3],
-            "details": coded_bytes(encode(d[2]) if d[2] else None for d in described),
+            "name": coded([n.name for n in nodes]),
+            **{key: coded_bytes([bytes(d[0][i]) for d in described]) for i, key in enumerate(_VALUE_TEXTS)},
+            "details": coded_bytes([encode(d) if d else None for d in details]),
         },
         wide={},
     )
 
 
-# Integer attributes in the order of INT_ATTRS; the four texts of inputs and outputs; all else by name.
-_Described = tuple[list[msgspec.Raw | None], tuple[msgspec.Raw, ...], dict[str, msgspec.Raw]]
-_PLACE = {key: i for i, key in enumerate(INT_ATTRS)}
+_VALUE_TEXTS = ("input_shapes", "input_types", "input_values", "output_values")
+# The four texts; all else that stays text, by name; the attributes, which are still to be sorted into ints and text.
+_Described = tuple[tuple[msgspec.Raw, ...], dict[str, msgspec.Raw], list[_Attr]]
 _NO_VALUES = _Values()
 
 
 def _describe_nested(node: _Nested) -> _Described:
     inputs, outputs = node.inputs or _NO_VALUES, node.outputs or _NO_VALUES
-    ints: list[msgspec.Raw | None] = [None] * len(INT_ATTRS)
-    rest = {
-        key: raw
-        for key, raw in (
-            ("input_strides", inputs.strides),
-            ("output_shapes", outputs.shapes),
-            ("output_types", outputs.types),
-            ("output_strides", outputs.strides),
-        )
-        if raw is not _ABSENT
-    }
-    for attr in node.attrs:
-        place = _PLACE.get(attr.name)
-        if place is not None:
-            ints[place] = attr.value
-        elif bytes(attr.value) != _EMPTY_TEXT:
-            rest[attr.name] = attr.value
-    shapes, types = (_NONE if raw is _ABSENT else raw for raw in (inputs.shapes, inputs.types))
-    return ints, (shapes, types, inputs.values, outputs.values), rest
+    details = {}
+    if inputs.strides is not _ABSENT:
+        details["input_strides"] = inputs.strides
+    if outputs.shapes is not _ABSENT:
+        details["output_shapes"] = outputs.shapes
+    if outputs.types is not _ABSENT:
+        details["output_types"] = outputs.types
+    if outputs.strides is not _ABSENT:
+        details["output_strides"] = outputs.strides
+    shapes = _NONE if inputs.shapes is _ABSENT else inputs.shapes
+    types = _NONE if inputs.types is _ABSENT else inputs.types
+    return (shapes, types, inputs.values, outputs.values), details, node.attrs
 
 
 def _describe_flat(node: _Flat) -> _Described:
-    ints: list[msgspec.Raw | None] = [getattr(node, key) for key in INT_ATTRS]
-    rest = {key: raw for key in ("output_shapes", "output_types") if (raw := getattr(node, key)) is not _ABSENT}
-    if node.op_schema is not _ABSENT and bytes(node.op_schema) != _EMPTY_TEXT:
-        rest["op_schema"] = node.op_schema
-    return ints, (node.input_shapes, node.input_types, node.inputs, node.outputs), rest
+    details = {key: raw for key in ("output_shapes", "output_types") if (raw := getattr(node, key)) is not _ABSENT}
+    attrs = [_Attr(key, raw) for key in (*INT_ATTRS, "op_schema") if (raw := getattr(node, key)) is not _ABSENT]
+    return (node.input_shapes, node.input_types, node.inputs, node.outputs), details, attrs
+
+
+def _take_attrs(attrs: list[list[_Attr]], details: list[dict[str, msgspec.Raw]]) -> dict[str, Int64]:
+    """Columns of the integer attributes; the others that say something go into ``details``."""
+    flat = list(chain.from_iterable(attrs))
+    owner = np.repeat(np.arange(len(attrs)), [len(each) for each in attrs])
+    name = coded([attr.name for attr in flat])
+    columns = {}
+    for key in INT_ATTRS:
+        columns[key] = missing(len(attrs))
+        at = np.flatnonzero(name.mask((key,)))
+        columns[key][owner[at]] = parse_ints([flat[i].value for i in at.tolist()])
+    for i in np.flatnonzero(~name.mask(INT_ATTRS)).tolist():
+        attr = flat[i]
+        if bytes(attr.value) != _EMPTY_TEXT:
+            details[owner[i]][attr.name] = attr.value
+    return columns

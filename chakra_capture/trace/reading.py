@@ -3,8 +3,10 @@
 Both hand unusual elements to the same slow reader and damaged ones to the same walker, so the columns are equal.
 """
 
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -152,12 +154,25 @@ def read_file(path: Path, reader_type: type[SlowReader], options: ReadOptions) -
     with ByteSource(path, options.limits) as source:
         try:
             if library is None:
-                return _read_msgspec(source, reader_type)
+                with _no_garbage_collection():
+                    return _read_msgspec(source, reader_type)
             return _read_native(source, reader_type, library, options.buffer_size)
         except MemoryError as error:
             raise TraceFileError(
                 f"{path} needs more memory than there is ({error}). Read it on a larger machine."
             ) from None
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A million new objects without a cycle among them: looking for cycles would double the time."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _read_native(

@@ -13,7 +13,7 @@ import msgspec
 
 from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.files import ByteSource
-from chakra_capture.trace.mend import COMMA, LOOK_AHEAD, Mended, Outcome, Shape, find_element, mend
+from chakra_capture.trace.mend import COMMA, EVENTS, LOOK_AHEAD, TOO_DEEP, Mended, Outcome, Shape, find_element, mend
 from chakra_capture.trace.salvage import Salvage
 
 BUFFER_SIZE = 1 << 20
@@ -491,14 +491,51 @@ class TextScanner:
 
     def value(self, feed: Feed, at: int) -> tuple[Step, int]:
         try:
-            _, end = self._decode(self._text, at)
-            msgspec.json.decode(self._data[at:end], type=msgspec.Raw)
-            self._data[at:end].decode()
+            end, step = self._extent(at)
+            if step == Step.DAMAGED:
+                return step, end
+            raw = self._data[at:end]
+            msgspec.json.decode(raw, type=msgspec.Raw)
+            raw.decode()
         except RecursionError:
-            return Step.DEEP, at
-        except json.JSONDecodeError as error:
-            return Step.DAMAGED, error.pos
+            return self._deep_value(at)
         except (ValueError, msgspec.DecodeError):
             return Step.DAMAGED, at
-        unended = end == len(self._text) and self._text[at] in "-0123456789"
-        return (Step.MORE, at) if unended else (Step.END, end)
+        if self._text[at] in "-0123456789":
+            if end == len(self._text):
+                return Step.MORE, at  # it might go on
+            if self._text[end] in ".eE":
+                return Step.DAMAGED, at  # json takes the whole number before a broken fraction
+        return Step.END, end
+
+    def _extent(self, at: int) -> tuple[int, Step]:
+        """Where the value ends, or where it is damaged.
+
+        Tried on a stretch that grows: an error of json counts the lines of all the text that it was given.
+        """
+        size = _SLICE
+        while True:
+            piece = self._text[at : at + size]
+            final = at + size >= len(self._text)
+            try:
+                end = self._decode(piece)[1]
+                if final or end < len(piece):
+                    return at + end, Step.END
+            except json.JSONDecodeError as error:
+                may_be_cut = error.msg.startswith("Unterminated") or error.pos + 64 > len(piece)
+                if final or not may_be_cut:
+                    return at + error.pos, Step.DAMAGED
+            size *= 4
+
+    def _deep_value(self, at: int) -> tuple[Step, int]:
+        """What json gives up on for its depth: whole, damaged, or deeper than any scanner goes."""
+        size = _SEARCH_SLICE
+        while True:
+            final = at + size >= len(self._text)
+            mended = mend(self._text[at : at + size], EVENTS, final=final, deep=True)
+            if mended.outcome is not Outcome.MORE:
+                break
+            size *= 4
+        if mended.outcome is Outcome.MENDED and not mended.causes:
+            return Step.END, at + mended.at
+        return (Step.DEEP if TOO_DEEP in mended.causes else Step.DAMAGED), at + mended.at
