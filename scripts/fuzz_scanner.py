@@ -31,11 +31,12 @@ from chakra_capture.trace.reading import ReadOptions, ScannerKind  # noqa: E402
 
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 TOKENS = [
-    b'"', b"\\", b"\\u", b"\\ud83d", b"\\ud83d\\ude00", b"\\u0000", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true",
-    b"NaN", b"-inf", b"-", b"0", b"00", b"1e5", b"1.5", b"9" * 18, b"9" * 19, b"-9223372036854775808", b"4611686018427386.999",
-    b"4611686018427387.9995", b"0.0005", b"0.0015", b" ", b"\n", b"\t", b"\x00", b"\x1f", b"\xff", b"\xc3\xa9", b"\xed\xa0\x80",
-    b"\xf0\x9f\x98\x80", b'"ph":"X",', b'"args":{},', b'"name":"x",', b'"ts":1,', b'"pid":"7",', b'"stream":"0x0",', b'"id":1,',
-    b'"attrs":[],', b'"value":""', b"[" * 120, b"{\"a\":" * 120, b"[" * 1100, b'"External id":"5",', b'"correlation":1.0,',
+    b'"', b"\\", b"\\u", b"\\ud83d", b"\\ud83d\\ude00", b"\\u0000", b"{", b"}", b"[", b"]", b",", b":", b"null",
+    b"true", b"NaN", b"-inf", b"-", b"0", b"00", b"1e5", b"1.5", b"9" * 18, b"9" * 19, b"-9223372036854775808",
+    b"0.0005", b"4611686018427386.999", b"4611686018427387.9995", b"0.0015", b" ", b"\n", b"\t", b"\x00", b"\x1f",
+    b"\xff", b"\xc3\xa9", b"\xed\xa0\x80", b"\xf0\x9f\x98\x80", b'"ph":"X",', b'"args":{},', b'"name":"x",', b'"ts":1,',
+    b'"pid":"7",', b'"stream":"0x0",', b'"id":1,', b'"attrs":[],', b'"value":""', b"[" * 120, b'{"a":' * 120,
+    b"[" * 1100, b'"External id":"5",', b'"correlation":1.0,',
 ]  # fmt: skip
 
 
@@ -56,7 +57,9 @@ def main() -> int:
 
 
 def own_traces() -> list[Path]:
-    return sorted(path for path in (ROOT / "traces").rglob("rank-*.json*") if path.parent.name.endswith(("_chakra", "_kineto")))
+    return sorted(
+        path for path in (ROOT / "traces").rglob("rank-*.json*") if path.parent.name.endswith(("_chakra", "_kineto"))
+    )
 
 
 def cuts(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -69,7 +72,7 @@ def cuts(path: Path) -> Iterator[tuple[int, bytes]]:
         few = {**data, key: elements[begin : begin + 5]}
         few.pop("deviceProperties", None)
         for layout in ({}, {"separators": (",", ":")}, {"indent": 2}, {"sort_keys": True}):
-            yield int(key == "nodes"), json.dumps(few, **layout).encode()  # type: ignore[arg-type]
+            yield int(key == "nodes"), json.dumps(few, **layout).encode()
 
 
 def own_seeds() -> Iterator[tuple[int, bytes]]:
@@ -77,24 +80,29 @@ def own_seeds() -> Iterator[tuple[int, bytes]]:
         {"ph": "X", "cat": "cpu_op", "name": 'a"b\\ é 😀', "pid": 1, "tid": 2, "ts": 1.5, "dur": 0.001, "args":
          {"External id": 1, "Record function id": 0, "Ev Idx": 7, "Input Dims": [[1, 2], []], "Input type": ["f", ""]}},
         {"ph": "X", "cat": "kernel", "name": "k", "pid": 0, "tid": 7, "ts": 1689179597340616, "dur": 3, "args":
-         {"stream": "0x0", "device": 0, "correlation": 5, "grid": [1, 1, 1], "bytes": "x", "Addr": -1, "x": {"y": [None, True]}}},
-        {"ph": "i", "s": "t", "name": "[memory]", "pid": "Spans", "tid": "", "ts": 0, "args": {"Bytes": 4, "Total Reserved": 9}},
+         {"stream": "0x0", "device": 0, "correlation": 5, "grid": [1, 1, 1], "bytes": "x", "Addr": -1,
+          "x": {"y": [None, True]}}},
+        {"ph": "i", "s": "t", "name": "[memory]", "pid": "Spans", "tid": "", "ts": 0, "args":
+         {"Bytes": 4, "Total Reserved": 9}},
         {"ph": "s", "id": 1, "pid": 1, "tid": 2, "ts": 2, "cat": "ac2g", "name": "ac2g"},
         {"name": "process_name", "ph": "M", "ts": 0, "pid": 1, "tid": 0, "args": {"name": "python"}},
     ]  # fmt: skip
     yield 0, json.dumps({"baseTimeNanoseconds": 5, "traceEvents": events}).encode()
     yield 0, json.dumps(events, indent=1, ensure_ascii=False).encode()
     values = {"values": [[1, 2, 0, 4, 4, "cpu"], 3, "<None>"], "shapes": [[2], []], "types": ["Tensor(float)", "Int"]}
-    attrs = [{"name": n, "type": "uint64", "value": i} for i, n in enumerate(("rf_id", "fw_parent", "seq_id", "scope", "tid"))]
+    attrs = [
+        {"name": n, "type": "uint64", "value": i}
+        for i, n in enumerate(("rf_id", "fw_parent", "seq_id", "scope", "tid"))
+    ]
     nodes = [
         {"id": i, "name": f"aten::x{i}", "ctrl_deps": 1, "inputs": values, "outputs": {**values, "strides": [[1]]},
          "attrs": [*attrs, {"name": "op_schema", "type": "string", "value": "s" * (i % 2)}]}
         for i in range(1, 5)
     ]  # fmt: skip
     yield 1, json.dumps({"schema": "1.1.1", "pid": 1, "nodes": nodes, "finish_ts": 1}).encode()
-    flat = [{"name": "n", "id": i, "rf_id": i, "parent": 1, "seq_id": -1, "scope": 0, "tid": 1, "fw_tid": 0, "op_schema": "",
-             "inputs": [1], "input_shapes": [[]], "input_types": ["Int"], "outputs": [], "output_shapes": [],
-             "output_types": []} for i in range(1, 4)]  # fmt: skip
+    flat = [{"name": "n", "id": i, "rf_id": i, "parent": 1, "seq_id": -1, "scope": 0, "tid": 1, "fw_tid": 0,
+             "op_schema": "", "inputs": [1], "input_shapes": [[]], "input_types": ["Int"], "outputs": [],
+             "output_shapes": [], "output_types": []} for i in range(1, 4)]  # fmt: skip
     yield 1, json.dumps({"schema": "1.0.1", "pid": 1, "nodes": flat, "finish_ts": 1}).encode()
 
 
@@ -144,7 +152,9 @@ def sanitized(folder: Path, seeds: list[tuple[int, bytes]], rng: random.Random, 
         sys.stderr.write(done.stderr.decode(errors="replace"))
         raise SystemExit(f"the scanner failed under the sanitizers (exit {done.returncode})")
     size = sum(map(len, inputs)) / 1e6
-    print(f"{int(done.stdout)} inputs, {size:.0f} MB, whole and in pieces: no report, {time.monotonic() - started:.0f} s")
+    print(
+        f"{int(done.stdout)} inputs, {size:.0f} MB, whole and in pieces: no report, {time.monotonic() - started:.0f} s"
+    )
 
 
 def compared(folder: Path, seeds: list[tuple[int, bytes]], rng: random.Random, count: int) -> int:
@@ -159,8 +169,8 @@ def compared(folder: Path, seeds: list[tuple[int, bytes]], rng: random.Random, c
         path.write_bytes(mutate(data, rng, most=2))
         read = read_host_trace if host else read_device_trace
         size = rng.choice((1, 7, 64, 4096, 1 << 20))
-        first = outcome(lambda read=read, size=size: read(path, options=ReadOptions(ScannerKind.NATIVE, size)))
-        second = outcome(lambda read=read: read(path, scanner=ScannerKind.MSGSPEC))
+        first = outcome(read, path, options=ReadOptions(ScannerKind.NATIVE, size))
+        second = outcome(read, path, scanner=ScannerKind.MSGSPEC)
         survivors += not isinstance(first, str)
         refused += isinstance(first, str)
         found = differences(first, second)
@@ -171,7 +181,8 @@ def compared(folder: Path, seeds: list[tuple[int, bytes]], rng: random.Random, c
             print(f"{kept}: the two paths differ in {found}")
             if different >= 10:
                 break
-    print(f"{survivors} survivors and {refused} refused read both ways: {different} differ, {time.monotonic() - started:.0f} s")
+    took = time.monotonic() - started
+    print(f"{survivors} survivors and {refused} refused read both ways: {different} differ, {took:.0f} s")
     return 1 if different else 0
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,13 +17,12 @@ from chakra_capture.trace.host import HostTrace
 from chakra_capture.trace.nodes import INT_ATTRS
 
 Trace = DeviceTrace | HostTrace
-Read = Callable[[], Trace]
 
 
-def outcome(read: Read) -> Trace | str:
+def outcome(read: Callable[..., Trace], path: Path, **how: Any) -> Trace | str:
     """A trace, or the message of the error."""
     try:
-        return read()
+        return read(path, **how)
     except ChakraCaptureError as error:
         return f"{type(error).__name__}: {error}"
 
@@ -51,7 +51,7 @@ def texts(column: Coded) -> "np.ndarray[Any, Any]":
     return np.array([*column.values, None], dtype=object)[column.codes]
 
 
-def load_exact(data: bytes) -> Any:
+def load_exact(data: bytes | str) -> Any:
     """json.loads with exact numbers."""
     return json.loads(data, parse_float=Decimal)
 
@@ -80,7 +80,7 @@ def parsed(column: Coded) -> "np.ndarray[Any, Any]":
     """Each row's JSON text as its value; None for null."""
     values = np.empty(len(column.values) + 1, dtype=object)
     for number, text in enumerate(column.values):
-        values[number] = load_exact(text)  # type: ignore[arg-type]
+        values[number] = load_exact(text)
     return values[column.codes]
 
 
@@ -101,7 +101,8 @@ def expected_events(file: Any) -> Iterator[dict[str, Any]]:
         duration = 0 if event["ph"] != "X" else _nanoseconds(event.get("dur"))
         yield {
             "ph": event["ph"], "cat": event.get("cat"), "name": event.get("name", ""),
-            "args": _with_ids(event.get("args") or {}), "pid": _number(event.get("pid")), "tid": _number(event.get("tid")),
+            "args": _with_ids(event.get("args") or {}),
+            "pid": _number(event.get("pid")), "tid": _number(event.get("tid")),
             "ts": None if start is None else start + base,
             "dur": None if duration is None or duration < 0 else duration,
         }  # fmt: skip

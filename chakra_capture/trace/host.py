@@ -78,9 +78,7 @@ class HostTrace:
         return self.name.mask_of(np.array([bool(_THREAD.fullmatch(v)) for v in self.name.values], dtype=bool))
 
 
-def read_host_trace(
-    path: Path, *, scanner: ScannerKind | None = None, options: ReadOptions | None = None
-) -> HostTrace:
+def read_host_trace(path: Path, *, scanner: ScannerKind | None = None, options: ReadOptions | None = None) -> HostTrace:
     """Read a host trace, plain or gzip; a damaged one is read as far as it is whole.
 
     Args:

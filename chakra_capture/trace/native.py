@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse
-from chakra_capture.trace.walk import Feed, State, Step, Taker
+from chakra_capture.trace.feed import Feed, State, Step, Taker
 
 _I64 = ctypes.c_int64
 _POINTER = ctypes.c_void_p

@@ -18,10 +18,12 @@ import numpy as np
 from chakra_capture.errors import MissingDependencyError, TraceFileError
 from chakra_capture.trace import native
 from chakra_capture.trace.columns import LARGEST, Rows, insert_rows
+from chakra_capture.trace.feed import BUFFER_SIZE, Feed
 from chakra_capture.trace.files import ByteSource, Limits, read_all, what_it_looks_like
 from chakra_capture.trace.mend import Shape
 from chakra_capture.trace.salvage import Salvage
-from chakra_capture.trace.walk import BUFFER_SIZE, Feed, TextScanner, Walker
+from chakra_capture.trace.text_scanner import TextScanner
+from chakra_capture.trace.walk import Walker
 
 _BATCH = 20_000
 _PYTHON_EXPORTER = b'"CPU functions"'

@@ -4,19 +4,15 @@ Two scanners take turns here: the C core and the plain-Python one. All that is d
 module and in ``mend``, so both read the same rows out of the same file.
 """
 
-import json
 import re
-from enum import IntEnum
-from typing import Any, Protocol
 
 import msgspec
 
 from chakra_capture.errors import TraceFileError
-from chakra_capture.trace.files import ByteSource
-from chakra_capture.trace.mend import COMMA, EVENTS, LOOK_AHEAD, TOO_DEEP, Mended, Outcome, Shape, find_element, mend
+from chakra_capture.trace.feed import Feed, Scanner, State, Step
+from chakra_capture.trace.mend import COMMA, LOOK_AHEAD, Mended, Outcome, Shape, find_element, mend
 from chakra_capture.trace.salvage import Salvage
 
-BUFFER_SIZE = 1 << 20
 LARGEST_ELEMENT = 1 << 28
 _HEAD_VALUE = 1 << 16
 _SLICE = 1 << 13
@@ -28,105 +24,6 @@ _MOST_DAMAGED = 1_000_000
 _BLANKS = b" \t\r\n"
 # A value that can be made out beside damage: a text, an integer, or an object without another in it.
 _SIMPLE_VALUE = r'"[^"\\\x00-\x1f]{0,200}"|-?[0-9]{1,19}(?=[\s,}])|\{[^{}]{0,2000}\}'
-
-
-class Step(IntEnum):
-    """Why a scanner stopped; numbered as in _scan.c."""
-
-    MORE = 0
-    END = 1
-    ODD = 2
-    DAMAGED = 3
-    DEEP = 4
-    NO_MEMORY = 5
-
-
-class State(IntEnum):
-    """Where in the array a scanner stands; numbered as in _scan.c."""
-
-    AT_FIRST = 0
-    AFTER_COMMA = 1
-    AFTER_ELEMENT = 2
-
-
-class Feed:
-    """A window on the file that slides and, for an element larger than it, grows."""
-
-    def __init__(self, source: ByteSource, size: int = BUFFER_SIZE) -> None:
-        self._source: ByteSource | None = source
-        self.buffer: bytearray | bytes = bytearray(size)
-        self.length = 0
-        self.base = source.skipped
-        self.final = False
-
-    @classmethod
-    def whole(cls, data: bytes, skipped: int) -> "Feed":
-        """A window on a file that is in memory already."""
-        feed = cls.__new__(cls)
-        feed._source = None
-        feed.buffer, feed.length, feed.base, feed.final = data, len(data), skipped, True
-        return feed
-
-    def more(self, keep: int) -> None:
-        """Read on; what lies before ``keep`` is dropped, so that ``keep`` is at 0 after it."""
-        assert self._source is not None
-        left = self.length - keep
-        size = len(self.buffer)
-        if left > size // 2:
-            grown = bytearray(size * 2)
-            grown[:left] = memoryview(self.buffer)[keep : self.length]
-            self.buffer = grown
-        elif keep:
-            with memoryview(self.buffer) as view:
-                view[:left] = view[keep : self.length]
-        self.base += keep
-        self.length = left
-        with memoryview(self.buffer) as view:
-            while self.length < len(view):
-                got = self._source.readinto(view[self.length :])
-                if not got:
-                    self.final = True
-                    return
-                self.length += got
-
-
-class Taker(Protocol):
-    """Reads elements one by one, the slow way; ``num_taken`` counts them."""
-
-    num_taken: int
-
-    def take(self, text: bytes, before: int = 0) -> str | None:
-        """Read one element that goes before row ``before`` of a scanner; returns why it was left out, if so."""
-        ...
-
-    def restart(self) -> None:
-        """Forget what was read."""
-        ...
-
-
-class Scanner(Protocol):
-    """Reads elements that are whole. ``count`` is how many it took so far."""
-
-    state: State
-
-    @property
-    def count(self) -> int: ...
-
-    def elements(self, feed: Feed, at: int) -> tuple[Step, int, int]:
-        """Read on from ``at``; why it stopped, where to go on, and where that element ends (ODD) or failed."""
-        ...
-
-    def value(self, feed: Feed, at: int) -> tuple[Step, int]:
-        """Skip one value: END and where it ends, or why not."""
-        ...
-
-    def take(self, text: bytes) -> str | None:
-        """Read one element the slow way; returns why it was left out, if so."""
-        ...
-
-    def restart(self) -> None:
-        """Forget what was read: the array is there a second time."""
-        ...
 
 
 class Walker:
@@ -437,105 +334,3 @@ def _decode_key(raw: bytes) -> str | None:
         return msgspec.json.decode(raw, type=str)
     except msgspec.DecodeError:
         return None
-
-
-def _not_finite(name: str) -> Any:
-    raise ValueError(name)
-
-
-class TextScanner:
-    """The scanner without native code: finds the extent of each element and hands all of them to ``take``.
-
-    Only damaged files come here; whole ones are decoded in one go.
-    """
-
-    def __init__(self, data: bytes, reader: Taker) -> None:
-        self.state = State.AT_FIRST
-        self._reader = reader
-        self._data = data
-        self._text = data.decode("latin-1")
-        # The values are not looked at: only whether it is JSON, and where it ends.
-        self._decode = json.JSONDecoder(parse_int=len, parse_float=len, parse_constant=_not_finite).raw_decode
-
-    @property
-    def count(self) -> int:
-        return self._reader.num_taken
-
-    def take(self, text: bytes) -> str | None:
-        return self._reader.take(text)
-
-    def restart(self) -> None:
-        self._reader.restart()
-
-    def elements(self, feed: Feed, at: int) -> tuple[Step, int, int]:
-        text, size = self._text, len(self._text)
-        while True:
-            while at < size and text[at] in " \t\r\n":
-                at += 1
-            if at == size:
-                return Step.MORE, at, at
-            char = text[at]
-            if char == "," and self.state is State.AFTER_ELEMENT:
-                self.state = State.AFTER_COMMA
-                at += 1
-                continue
-            if char == "]":
-                return Step.END, at + 1, at
-            if char != "{" or self.state is State.AFTER_ELEMENT:
-                return Step.DAMAGED, at, at
-            step, end = self.value(feed, at)
-            if step != Step.END:
-                return step, at, end
-            self.state = State.AFTER_ELEMENT
-            return Step.ODD, at, end
-
-    def value(self, feed: Feed, at: int) -> tuple[Step, int]:
-        try:
-            end, step = self._extent(at)
-            if step == Step.DAMAGED:
-                return step, end
-            raw = self._data[at:end]
-            msgspec.json.decode(raw, type=msgspec.Raw)
-            raw.decode()
-        except RecursionError:
-            return self._deep_value(at)
-        except (ValueError, msgspec.DecodeError):
-            return Step.DAMAGED, at
-        if self._text[at] in "-0123456789":
-            if end == len(self._text):
-                return Step.MORE, at  # it might go on
-            if self._text[end] in ".eE":
-                return Step.DAMAGED, at  # json takes the whole number before a broken fraction
-        return Step.END, end
-
-    def _extent(self, at: int) -> tuple[int, Step]:
-        """Where the value ends, or where it is damaged.
-
-        Tried on a stretch that grows: an error of json counts the lines of all the text that it was given.
-        """
-        size = _SLICE
-        while True:
-            piece = self._text[at : at + size]
-            final = at + size >= len(self._text)
-            try:
-                end = self._decode(piece)[1]
-                if final or end < len(piece):
-                    return at + end, Step.END
-            except json.JSONDecodeError as error:
-                may_be_cut = error.msg.startswith("Unterminated") or error.pos + 64 > len(piece)
-                if final or not may_be_cut:
-                    return at + error.pos, Step.DAMAGED
-            size *= 4
-
-    def _deep_value(self, at: int) -> tuple[Step, int]:
-        """What json gives up on for its depth: whole, damaged, or deeper than any scanner goes."""
-        size = _SEARCH_SLICE
-        while True:
-            final = at + size >= len(self._text)
-            mended = mend(self._text[at : at + size], EVENTS, final=final, deep=True)
-            if mended.outcome is not Outcome.MORE:
-                break
-            size *= 4
-        if mended.outcome is Outcome.MENDED and not mended.causes:
-            return Step.END, at + mended.at
-        return (Step.DEEP if TOO_DEEP in mended.causes else Step.DAMAGED), at + mended.at

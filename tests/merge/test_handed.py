@@ -96,8 +96,8 @@ REAL_PAIRS = [
 DAMAGED = {
     "killed_sigterm": (926, "truncated at byte 935402"),
     "disk_full_truncated": (200, "truncated at byte 200000"),
-    "fork_child_finalized": (607, "trailing characters"),
-    "bad_annotation_name": (10, "damaged element skipped"),
+    "fork_child_finalized": (618, "more nodes after an early end"),
+    "bad_annotation_name": (11, "unescaped quote in a text"),
 }
 
 
@@ -328,10 +328,11 @@ def test_damaged_host_trace_is_salvaged_and_refused_when_strict(name: str, tmp_p
 def test_damaged_pair_is_salvaged_on_both_sides(tmp_path: Path) -> None:
     folder = require(SAMPLES / "damaged")
     host, device = folder / "bad_annotation_name.et.json", folder / "bad_annotation_name.kineto.json"
-    done = merged(tmp_path, "--host", host, "--device", device)
-    assert done.out.count("damaged element skipped") == 2
+    # Kineto writes '/' for a backslash and drops control characters, so one of nine names differs.
+    done = merged(tmp_path, "--host", host, "--device", device, "--force")
+    assert done.out.count("unescaped quote in a text") == 2
     _, link = tables(tmp_path)
-    assert (link["host"]["num_linked"], link["host"]["num_nodes"]) == (8, 10)
+    assert (link["host"]["num_linked"], link["host"]["num_nodes"]) == (9, 11)
 
 
 def test_parents_never_written_are_counted_and_said(tmp_path: Path) -> None:
