@@ -15,7 +15,7 @@ from chakra_capture.config import ChakraProfileConfig, OnFault, TriggerConfig, V
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import registry
-from chakra_capture.recording.manifest import CycleRecord, Reason
+from chakra_capture.recording.manifest import CycleRecord, Reason, settings_in_effect
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
@@ -201,6 +201,7 @@ class Session:
         self._ranks = ranks = self._ranks or current_rank(os.environ)
         folder, job = str(trace_folder(settings)), job_name(settings, os.environ)
         self._run = registry.run_of(folder, job, ranks.rank, lambda: open_run(settings, ranks, os.environ))
+        self._run.manifest.settings = settings_in_effect(settings)  # of the latest fit, if there are several
         if ranks.rank == 0:
             for name in _settings_without_effect(settings):
                 logger.warning("chakra_profile.%s has no effect in this version of chakra-capture.", name)
