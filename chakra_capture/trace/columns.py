@@ -12,11 +12,22 @@ Bool = npt.NDArray[np.bool_]
 
 # No time, id or size in a trace comes near it; turned into null where a table is written.
 MISSING = int(np.iinfo(np.int64).min)
+# Larger numbers are no time, process, thread or id; sums and differences of two smaller ones fit int64.
+LARGEST = 2**62 - 1
 
 
-def int_column(values: Iterable[int | None]) -> Int64:
-    """Make an int64 column; None becomes ``MISSING``."""
-    return np.array([MISSING if v is None else v for v in values], dtype=np.int64)
+def int_column(values: Iterable[object]) -> Int64:
+    """Make an int64 column of integers, also quoted ones; anything else becomes ``MISSING``."""
+    return np.array([_one_int(v) for v in values], dtype=np.int64)
+
+
+def _one_int(value: object) -> int:
+    if isinstance(value, str):
+        digits = value.isascii() and value.removeprefix("-").isdigit() and len(value) <= 20
+        value = int(value) if digits else None
+    elif isinstance(value, float):
+        value = int(value) if value.is_integer() else None
+    return value if type(value) is int and -LARGEST <= value <= LARGEST else MISSING
 
 
 def missing(size: int) -> Int64:
@@ -64,13 +75,8 @@ def parse_ints(texts: Sequence[bytes | None]) -> Int64:
     joined = b"\n".join([b"" if t is None else t for t in texts]).decode("utf-8", "replace")
     text = pl.Series(joined.replace('"', "").split("\n"), dtype=pl.String)
     if len(text) != len(texts):  # a text with a line break in it: no integer, but it shifts the rows
-        return int_column(_one_int(t) for t in texts)
+        return int_column(bytes(t or b"").decode("utf-8", "replace").strip('"') for t in texts)
     return text.cast(pl.Int64, strict=False).fill_null(MISSING).to_numpy()
-
-
-def _one_int(text: bytes | None) -> int | None:
-    digits = (text or b"").strip(b'"')
-    return int(digits) if digits.removeprefix(b"-").isdigit() and len(digits) < 19 else None
 
 
 def concat_coded(first: Coded, second: Coded) -> Coded:

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 
 from chakra_capture.errors import TraceFileError
-from chakra_capture.trace.columns import MISSING, Coded, Int64, coded, missing, parse_ints
+from chakra_capture.trace.columns import MISSING, Coded, Int64, coded, int_column, missing, parse_ints
 from chakra_capture.trace.files import FileBytes, read_bytes
 from chakra_capture.trace.salvage import EVENTS, Salvage, elements
 from chakra_capture.trace.times import microseconds_to_ns, to_epoch
@@ -26,8 +26,13 @@ _ID_ARGS = {
     "stream": ("stream",),
 }
 _TEXT_ARGS = {"input_shapes": "Input Dims", "input_types": "Input type"}
+# Slices and instants; the others are flows, counters and metadata.
+_ROW_PHASES = ("X", "i", "I")
 # Kineto writes 0 where there is no record function; a correlation of 0 joins nothing either.
 _ZERO_IS_NONE = ("record_function_id", "correlation_id")
+
+
+LARGEST_RANK = 2**31 - 1
 
 
 class _Event(msgspec.Struct, gc=False):
@@ -111,6 +116,11 @@ def read_device_trace(path: Path) -> DeviceTrace:
             f"{path} is no device trace: it has no 'traceEvents' with whole events. "
             "Give the JSON that torch.profiler's export_chrome_trace wrote."
         )
+    if not any(event.ph in _ROW_PHASES for event in parsed.trace_events):
+        raise TraceFileError(
+            f"{path} holds no work events: of its {len(parsed.trace_events)} events none has a time. "
+            "Record at least one step while the profiler runs."
+        )
     return _columns(path, parsed, salvage)
 
 
@@ -145,7 +155,7 @@ def _decode_each(texts: Iterable[bytes], decoder: "msgspec.json.Decoder[_Event]"
 
 def _columns(path: Path, parsed: _File, salvage: Salvage) -> DeviceTrace:
     events = parsed.trace_events or []
-    kept = [e for e in events if e.ph in ("X", "i", "I")]
+    kept = [e for e in events if e.ph in _ROW_PHASES]
     args = [e.args or {} for e in kept]
     ids = {column: _take_ids(args, keys) for column, keys in _ID_ARGS.items()}
     for column in _ZERO_IS_NONE:
@@ -164,8 +174,9 @@ def _columns(path: Path, parsed: _File, salvage: Salvage) -> DeviceTrace:
         phase_type=phase_type,
         category=coded(e.cat for e in kept),
         name=coded(e.name if isinstance(e.name, str) else str(e.name) for e in kept),
-        pid=np.array([e.pid if type(e.pid) is int else _integer(e.pid) for e in kept], dtype=np.int64),
-        tid=np.array([e.tid if type(e.tid) is int else _integer(e.tid) for e in kept], dtype=np.int64),
+        # 'Spans' and its like are no process or thread.
+        pid=int_column(e.pid for e in kept),
+        tid=int_column(e.tid for e in kept),
         ts_ns=ts_ns,
         dur_ns=dur_ns,
         ids=ids,
@@ -176,7 +187,7 @@ def _columns(path: Path, parsed: _File, salvage: Salvage) -> DeviceTrace:
         num_events=len(events),
         num_bad_times=bad_times,
         num_negative_durations=int(np.count_nonzero(negative)),
-        rank=info.rank,
+        rank=info.rank if info.rank is not None and 0 <= info.rank <= LARGEST_RANK else None,
         world_size=info.world_size,
         backend=info.backend,
         salvage=salvage,
@@ -200,16 +211,7 @@ def _text(raw: Any) -> str | None:
     return None if raw is None else str(bytes(raw), "utf-8", "replace")
 
 
-def _integer(value: object) -> int:
-    """A pid or tid as an integer; 'Spans' and its like are no process or thread."""
-    if isinstance(value, int) and abs(value) < 2**62:
-        return value
-    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
-        return int(value)
-    if isinstance(value, str) and value.removeprefix("-").isdigit() and len(value) < 19:
-        return int(value)
-    return MISSING
-
-
 def _lines(raws: list[Any]) -> list[str]:
-    return b"\n".join(raws).decode("utf-8", "replace").split("\n") if raws else []
+    lines = b"\n".join(raws).decode("utf-8", "replace").split("\n") if raws else []
+    # A value laid out over several lines is no time, but it would shift the rows.
+    return lines if len(lines) == len(raws) else [str(bytes(raw), "utf-8", "replace") for raw in raws]

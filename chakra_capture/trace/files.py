@@ -1,6 +1,7 @@
 """Opening a trace file: plain or gzip by its first bytes, whatever its name says."""
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from chakra_capture.errors import TraceFileError
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WBITS = 31
 _CHUNK = 1 << 20
+_SMALL = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +56,30 @@ def _gunzip(raw: bytes) -> tuple[bytes, str | None]:
     view = memoryview(raw)
     at = 0
     while bytes(view[at : at + 2]) == _GZIP_MAGIC:
+        begin, whole = at, len(parts)
         member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
         try:
             while at < len(raw) and not member.eof:
                 parts.append(member.decompress(view[at : at + _CHUNK]))
                 at = min(len(raw), at + _CHUNK)
         except (isal_zlib.error, zlib.error) as error:  # type: ignore[misc]  # isal's stub types its error as an instance
-            return b"".join(parts), f"damaged gzip ({error})"
+            return b"".join([*parts[:whole], *_before_damage(view[begin:])]), f"damaged gzip ({error})"
         if not member.eof:
             return b"".join(parts), "truncated gzip"
         at -= len(member.unused_data)
     return b"".join(parts), None
+
+
+def _before_damage(member: memoryview) -> Iterator[bytes]:
+    """What a damaged member gives up to its damage; a failing call gives nothing, so the last ones are small."""
+    stream = zlib.decompressobj(wbits=_GZIP_WBITS)
+    for at in range(0, len(member), _SMALL):
+        before = stream.copy()
+        try:
+            yield stream.decompress(member[at : at + _SMALL])
+        except zlib.error:
+            for byte in range(at, at + _SMALL):
+                try:
+                    yield before.decompress(member[byte : byte + 1])
+                except zlib.error:
+                    return

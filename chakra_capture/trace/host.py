@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from chakra_capture.errors import TraceFileError
-from chakra_capture.trace.columns import MISSING, Coded, Int64, coded, int_column
+from chakra_capture.trace.columns import LARGEST, MISSING, Coded, Int64, coded, int_column
 from chakra_capture.trace.files import FileBytes, read_bytes
 from chakra_capture.trace.salvage import NODES, Salvage, elements
 
@@ -72,6 +72,7 @@ class HostTrace:
         attrs: ``rf_id``, ``seq_id``, ``scope``, ``tid``, ``fw_tid``, ``fw_parent`` as written; an
             ``rf_id`` of 0 or a ``seq_id`` of -1 means none and is ``MISSING``.
         rest: JSON text of inputs, outputs and the attributes that have no column.
+        cycles: ids of each cycle in ``ctrl_deps``; the parent of its first, smallest id was taken away.
         is_process, is_thread: the observer's own root nodes.
     """
 
@@ -87,6 +88,7 @@ class HostTrace:
     input_types: Coded
     rest: Coded
     num_duplicate_ids: int
+    cycles: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
     salvage: Salvage
 
@@ -150,29 +152,68 @@ def _decode_elements(file: FileBytes, salvage: Salvage) -> _File:
 
 
 def _columns(path: Path, parsed: _File, salvage: Salvage) -> HostTrace:
-    nodes = parsed.nodes or []
+    nodes = [node for node in parsed.nodes or () if -LARGEST <= node.id <= LARGEST]
+    for _ in range(len(parsed.nodes or ()) - len(nodes)):
+        salvage.elements_lost += 1
+        salvage.note("node with an id out of range skipped")
     unique = list({node.id: node for node in nodes}.values())
+    parent = {node.id: _parent(node) for node in unique}
+    cycles = find_cycles(parent)
+    for cycle in cycles:
+        parent[cycle[0]] = None
+    if cycles:
+        name_of = {node.id: node.name[:40] for node in unique}
+        names = ", ".join(f"{number} {name_of[number]}" for number in cycles[0][:4])
+        salvage.note(f"{len(cycles)} cycle(s) in ctrl_deps broken, first: {names}")
+    dangling = sum(p is not None and p not in parent for p in parent.values())
     described = [_flat(node) if node.attrs is None else _nested(node) for node in unique]
-    attrs = {key: np.array([_int(d.attrs.get(key)) for d in described], dtype=np.int64) for key in _INT_ATTRS}
+    attrs = {key: int_column(d.attrs.get(key) for d in described) for key in _INT_ATTRS}
     attrs["rf_id"][attrs["rf_id"] == 0] = MISSING
     attrs["seq_id"][attrs["seq_id"] < 0] = MISSING
-    known_schema = parsed.schema is not None and parsed.schema.split("-")[0] in _KNOWN_SCHEMAS
     return HostTrace(
         path=path,
         schema=parsed.schema,
-        pid=parsed.pid,
+        pid=parsed.pid if parsed.pid is not None and abs(parsed.pid) <= LARGEST else None,
         finished=parsed.finish_ts is not None,
         node_id=int_column(node.id for node in unique),
-        parent=int_column(_parent(node) for node in unique),
+        parent=int_column(parent.values()),
         name=coded(node.name for node in unique),
         attrs=attrs,
         input_shapes=coded(str(bytes(d.shapes), "utf-8", "replace") for d in described),
         input_types=coded(str(bytes(d.types), "utf-8", "replace") for d in described),
         rest=coded(str(msgspec.json.encode(d.rest), "utf-8", "replace") for d in described),
         num_duplicate_ids=len(nodes) - len(unique),
-        notes=() if known_schema else (f"unknown host trace schema {parsed.schema!r}, read by its layout",),
+        cycles=tuple(cycles),
+        notes=tuple(_notes(parsed.schema, dangling)),
         salvage=salvage,
     )
+
+
+def find_cycles(parent: dict[int, int | None]) -> list[tuple[int, ...]]:
+    """Cycles of a parent map, each as its ids from the smallest on; a node that names itself is none."""
+    cycles: list[tuple[int, ...]] = []
+    seen: dict[int, int] = {}
+    for number, start in enumerate(parent):
+        path: list[int] = []
+        at: int | None = start
+        while at is not None and at in parent and at not in seen:
+            seen[at] = number
+            path.append(at)
+            at = parent[at]
+        if at is not None and seen.get(at) == number and path:
+            ring = path[path.index(at) :]
+            first = ring.index(min(ring))
+            cycles.append((*ring[first:], *ring[:first]))
+    return cycles
+
+
+def _notes(schema: str | None, num_dangling: int) -> list[str]:
+    notes = []
+    if schema is None or schema.split("-")[0] not in _KNOWN_SCHEMAS:
+        notes.append(f"unknown host trace schema {schema!r}, read by its layout")
+    if num_dangling:
+        notes.append(f"{num_dangling} nodes name a parent that is not in the file; they stand without one")
+    return notes
 
 
 @dataclass(slots=True)
@@ -208,9 +249,3 @@ def _nested(node: _Node) -> _Described:
 def _parent(node: _Node) -> int | None:
     parent = node.ctrl_deps if node.ctrl_deps is not None else node.parent
     return None if parent == node.id else parent  # the process root names itself
-
-
-def _int(value: object) -> int:
-    if isinstance(value, str) and value.removeprefix("-").isdigit() and len(value) < 19:
-        value = int(value)
-    return value if isinstance(value, int) and abs(value) < 2**62 else MISSING

@@ -9,8 +9,22 @@ from typing import Any
 
 import msgspec
 
+
+def _constant(name: str) -> str:
+    return name  # NaN and Infinity stay text: JSON has no number for them
+
+
+_DECODER = json.JSONDecoder(strict=False, parse_float=Decimal, parse_int=Decimal, parse_constant=_constant)
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
 _SPACE = re.compile(r"[\s,]*")
+# One JSON escape each; the group is half of a surrogate pair, legal in JSON text but no character.
+_ESCAPE = re.compile(
+    r"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+# Bounds the work on a file made to be read again and again; no real damage comes near it.
+_MOST_READ_AGAIN = 8
+_DEEP = 10_000
+_FIRST_TRY = 4096
 
 
 @dataclass(slots=True)
@@ -53,11 +67,13 @@ def elements(data: bytes, shape: ArrayShape, salvage: Salvage) -> Iterator[bytes
     text = data.decode("utf-8", "replace")
     if "�" in text:
         salvage.note("invalid UTF-8 replaced")
+    if re.search(r"\\u[dD][89a-fA-F]", text):
+        text = _ESCAPE.sub(lambda match: r"\ufffd" if match[1] else match[0], text)
     head = re.search(rf'"{shape.key}"\s*:\s*\[', text)
     at = head.end() if head else text.find("[") + 1
     if not at:
         return
-    decoder = json.JSONDecoder(strict=False, parse_float=Decimal, parse_constant=_constant)
+    read_again = _MOST_READ_AGAIN * len(text) + 1_000_000
     while True:
         at = _skip(text, at)
         if at >= len(text):
@@ -66,19 +82,22 @@ def elements(data: bytes, shape: ArrayShape, salvage: Salvage) -> Iterator[bytes
         if text[at] == "]":
             return
         try:
-            element, at = decoder.raw_decode(text, at)
-        except (json.JSONDecodeError, RecursionError):
+            element, at = _decode_at(text, at)
+        except _DamagedError as error:
             salvage.elements_lost += 1
             following = shape.begin.search(text, at + 1)
-            where = len(text[:at].encode()) if len(text) != len(data) else at
-            if following is None:
-                salvage.note(f"truncated at byte {len(data)}, inside the element that begins at byte {where}")
+            # A damaged element may be read to its end in vain, and the next one may begin inside it.
+            read_again -= error.cost
+            if following is None or read_again < 0:
+                what = "truncated" if following is None else "too damaged to read on"
+                where = len(text[:at].encode())
+                salvage.note(f"{what} at byte {len(data)}, inside the element that begins at byte {where}")
                 return
             salvage.note("damaged element skipped")
             at = following.start() + 1
             continue
         if isinstance(element, dict):
-            yield _encode(element)
+            yield _ENCODER.encode(element)
 
 
 def _skip(text: str, at: int) -> int:
@@ -86,9 +105,31 @@ def _skip(text: str, at: int) -> int:
     return match.end() if match else at
 
 
-def _constant(name: str) -> str:
-    return name  # NaN and Infinity stay text: JSON has no number for them
+class _DamagedError(Exception):
+    """No whole element begins here; ``cost`` is about how much text was read to see it."""
+
+    def __init__(self, cost: int) -> None:
+        super().__init__(cost)
+        self.cost = cost
 
 
-def _encode(element: dict[str, Any]) -> bytes:
-    return _ENCODER.encode(element)
+def _decode_at(text: str, at: int) -> tuple[Any, int]:
+    """Decode the element that begins at ``at``; also return where it ends.
+
+    Python's decoder counts the lines of its whole text for every error, so it is given the element's
+    neighbourhood only, more of it where that may have cut the element.
+    """
+    size = _FIRST_TRY
+    while True:
+        part = text[at : at + size]
+        try:
+            element, end = _DECODER.raw_decode(part)
+        except RecursionError:
+            raise _DamagedError(_DEEP) from None
+        except json.JSONDecodeError as error:
+            may_be_cut = error.pos > len(part) - 12 or error.msg.startswith("Unterminated string")
+            if at + size >= len(text) or not may_be_cut:
+                raise _DamagedError(len(part) if may_be_cut else error.pos) from None
+            size *= 8
+        else:
+            return element, at + end

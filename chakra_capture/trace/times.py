@@ -4,17 +4,19 @@ Traces write microseconds: whole (torch <= 2.2), with three decimals relative to
 (torch >= 2.4), or with decimals on the Unix epoch, where a float64 would lose 128-256 ns.
 """
 
+import re
 from collections.abc import Sequence
-from decimal import ROUND_HALF_EVEN, Decimal, InvalidOperation
+from decimal import ROUND_HALF_EVEN, Context, Decimal
 
 import numpy as np
 import polars as pl
 
-from chakra_capture.trace.columns import MISSING, Int64
+from chakra_capture.trace.columns import LARGEST, MISSING, Int64
 
 _PLAIN = r"^(-?)(\d{1,15}|[0-8]\d{15})(?:\.(\d{1,3}))?$"
-# Past the year 2100 in nanoseconds: a sum of base and time that large means the time was absolute already.
-_LATEST_NS = 4_102_444_800_000_000_000
+_NUMBER = re.compile(r'"?\s*(-?\d{1,40}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,3})?)\s*"?', re.ASCII)
+# Exact for every text that _NUMBER accepts: nothing is rounded before the one rounding to whole nanoseconds.
+_EXACT = Context(prec=1500, rounding=ROUND_HALF_EVEN, Emax=99999, Emin=-99999, traps=[])
 
 
 def microseconds_to_ns(texts: Sequence[str]) -> Int64:
@@ -34,26 +36,30 @@ def microseconds_to_ns(texts: Sequence[str]) -> Int64:
     part = frame["3"].fill_null("").str.pad_end(3, "0").cast(pl.Int64, strict=False)
     sign = pl.select(pl.when(frame["1"] == "-").then(-1).otherwise(1)).to_series()
     ns = (sign * (whole * 1000 + part)).fill_null(MISSING).to_numpy().copy()
+    ns[np.abs(ns) > LARGEST] = MISSING
     for row in np.flatnonzero(ns == MISSING):
         ns[row] = _one_to_ns(texts[int(row)])
     return np.asarray(ns, dtype=np.int64)
 
 
 def _one_to_ns(text: str) -> int:
-    try:
-        value = Decimal(text.strip().strip('"').strip()) * 1000
-    except InvalidOperation:
+    match = _NUMBER.fullmatch(text)
+    if not match:
         return MISSING
-    if not value.is_finite() or abs(value) > 9_000_000_000_000_000_000:
+    value = Decimal(match[1]).scaleb(3, _EXACT)
+    if abs(value) > LARGEST:
         return MISSING
-    return int(value.to_integral_value(rounding=ROUND_HALF_EVEN))
+    return int(value.to_integral_value(context=_EXACT))
 
 
 def to_epoch(ts_ns: Int64, base_ns: int) -> Int64:
-    """Add the file's base time; a time that is on the Unix epoch already stays as it is."""
+    """Add the file's base time; times that are on the Unix epoch already stay as they are.
+
+    Kineto's base time is at most a few months before the recording, so times beyond half of it are absolute.
+    One absurd time among them does not decide.
+    """
     known = ts_ns != MISSING
-    if not base_ns or not known.any():
+    if not 0 < base_ns <= LARGEST or not known.any() or int(np.median(ts_ns[known])) > base_ns // 2:
         return ts_ns
-    if abs(base_ns) > _LATEST_NS or int(np.max(ts_ns[known])) > _LATEST_NS - base_ns:
-        return ts_ns
-    return np.where(known, ts_ns + base_ns, MISSING)
+    shifted = np.where(known & (ts_ns <= LARGEST - base_ns), ts_ns + base_ns, MISSING)
+    return np.asarray(shifted, dtype=np.int64)
