@@ -10,6 +10,8 @@ from chakra_capture.merge.tables import Columns
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.schema import EDGE_KINDS, EDGES, SIDES
 
+_LARGEST_OFFSET_NS = 1_000_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Edges:
@@ -54,17 +56,26 @@ def find_edges(columns: Columns) -> Edges:
 
 
 def clock_offset(columns: Columns) -> int:
-    """Smallest shift of the device clock, ns, under which no activity starts before its launch call; 0 if none."""
-    launched = np.flatnonzero((columns.launch >= 0) & (columns.ts_ns != MISSING) & columns.is_kind(*ACTIVITY_KINDS))
-    if not len(launched):
-        return 0
+    """Smallest shift of the device clock, ns, under which no activity starts before its launch call; 0 if none.
+
+    An activity that starts a second or more before its launch has a wrong time: no clock is that far off.
+    """
+    launched = _timed_launches(columns)
     lag = columns.ts_ns[launched] - columns.ts_ns[columns.launch[launched]]
-    return max(0, -int(lag.min()))
+    lag = lag[lag > -_LARGEST_OFFSET_NS]
+    return max(0, -int(lag.min())) if len(lag) else 0
+
+
+def _timed_launches(columns: Columns) -> Int64:
+    """Activities whose own start and that of their launch are known."""
+    has_launch = (columns.launch >= 0) & columns.is_kind(*ACTIVITY_KINDS)
+    known = (columns.ts_ns != MISSING) & (columns.ts_ns[np.maximum(columns.launch, 0)] != MISSING)
+    return np.flatnonzero(has_launch & known)
 
 
 def _launches(columns: Columns, start: Int64) -> _Part:
     """One edge per activity whose launch is not implied by the launch of an earlier one on its stream."""
-    rows = np.flatnonzero((columns.launch >= 0) & (columns.ts_ns != MISSING))
+    rows = _timed_launches(columns)
     if not len(rows):
         return _Part("launch", rows, "start", rows, "start")
     call = columns.launch[rows]
@@ -96,8 +107,9 @@ def _thread_order(columns: Columns, has_end: Bool) -> list[_Part]:
     timed = columns.is_kind(*CPU_KINDS) & has_end & ~columns.is_kind("memory", "instant")
     rows = np.flatnonzero(timed)
     parent = columns.parent[rows]
-    usable = (parent < 0) | timed[np.maximum(parent, 0)]
-    rows, parent = rows[usable], parent[usable]
+    # A row without an end orders nothing; what ran inside it is ordered by the row around it.
+    while (open_parent := (parent >= 0) & ~timed[np.maximum(parent, 0)]).any():
+        parent = np.where(open_parent, columns.parent[np.maximum(parent, 0)], parent)
     order = np.lexsort((rows, parent, tracks(columns.pid, columns.tid)[rows]))
     rows, parent = rows[order], parent[order]
     track = tracks(columns.pid, columns.tid)[rows]

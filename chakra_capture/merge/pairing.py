@@ -62,3 +62,20 @@ def check_pair(host: HostTrace, device: DeviceTrace, evidence: Evidence, *, forc
             "Give the two files of one rank of one run, or merge them all the same with --force."
         )
     return faults
+
+
+def check_rank(device: DeviceTrace, rank: int, *, force: bool) -> list[str]:
+    """Return the fault of a forced device trace that states another rank than its name.
+
+    Raises:
+        PairingError: it does, and ``force`` is off.
+    """
+    if device.rank in (None, rank):
+        return []
+    fault = f"different rank: rank {rank} expected, device trace of rank {device.rank}"
+    if not force:
+        raise PairingError(
+            f"{device.path} is not of this rank: {fault}. "
+            "Give each rank its own file, or merge it all the same with --force."
+        )
+    return [fault]

@@ -12,8 +12,8 @@ import polars as pl
 from chakra_capture import annotations, layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.edges import Edges, find_edges
-from chakra_capture.merge.link import HostLink, link_host_ops
-from chakra_capture.merge.pairing import Evidence, check_pair
+from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
+from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
 from chakra_capture.merge.tables import Columns, collectives, link_rows, step_rows
@@ -106,6 +106,8 @@ def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Wind
         link, found = link_host_ops(host, device, is_cpu_op)
         evidence = replace(found, expected_rank=rank)
         faults = check_pair(host, device, evidence, force=options.force)
+    elif device is not None:
+        faults = check_rank(device, rank, force=options.force)
     columns = link_rows(host, device, link)
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
@@ -186,7 +188,7 @@ def _entry(
         "device": None if device is None else _device_entry(device, columns),
         "pairing": None if evidence is None else _pairing_entry(evidence, faults),
         "salvaged": bool(notes),
-        "notes": [*notes, *(host.notes if host else ())],
+        "notes": [*notes, *(f"{host.path.name}: {note}" for note in host.notes)] if host else notes,
         "rows": {kind: n for kind in KINDS if (n := int(np.count_nonzero(columns.is_kind(kind))))},
         "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
@@ -223,10 +225,19 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
         "host_only_names": dict(sorted(only.items(), key=lambda item: (-item[1], item[0]))[:10]),
         "num_name_mismatch": 0 if link is None else link.num_name_mismatch,
         "num_duplicate_node_ids": host.num_duplicate_ids,
+        "num_duplicate_record_function_ids": 0 if link is None else link.num_host_duplicates,
         "num_dangling_parents": len(dangling),
+        "num_cycles": len(host.cycles),
+        "cycles": [_cycle(host, ids) for ids in host.cycles[:10]],
         "parents": _parent_agreement(columns),
         "steps": _step_set(host.name),
     }
+
+
+def _cycle(host: HostTrace, ids: tuple[int, ...]) -> list[dict[str, Any]]:
+    """The first nodes of a cycle, by id and name."""
+    at = {int(node): row for row, node in enumerate(host.node_id.tolist())}
+    return [{"id": node, "name": host.name[at[node]]} for node in ids[:10]]
 
 
 def _parent_agreement(columns: Columns) -> dict[str, int]:
@@ -248,7 +259,9 @@ def _parent_agreement(columns: Columns) -> dict[str, int]:
 
 def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
     activity = columns.is_kind(*ACTIVITY_KINDS)
-    no_id = activity & (columns.ids["correlation_id"] == MISSING)
+    correlation = columns.ids["correlation_id"]
+    no_id = activity & (correlation == MISSING)
+    ambiguous = np.isin(correlation, ambiguous_correlations(correlation, columns.pid, columns.is_kind("runtime")))
     launched = activity & (columns.launch >= 0)
     return {
         "file": device.path.name,
@@ -263,7 +276,8 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
         "num_with_parent": int(np.count_nonzero(activity & (columns.parent >= 0))),
         "orphans": {
             "no_correlation_id": int(np.count_nonzero(no_id)),
-            "launch_not_in_file": int(np.count_nonzero(activity & ~no_id & (columns.launch < 0))),
+            "launch_not_in_file": int(np.count_nonzero(activity & ~no_id & ~ambiguous & (columns.launch < 0))),
+            "launch_in_several_processes": int(np.count_nonzero(activity & ambiguous)),
             "launch_outside_any_op": int(np.count_nonzero(launched & (columns.parent < 0))),
         },
         "num_bad_times": device.num_bad_times,
