@@ -81,7 +81,7 @@ def _launches(columns: Columns, start: Int64) -> _Part:
     call = columns.launch[rows]
     call_track = tracks(columns.pid, columns.tid)[call]
     stream = _streams(columns, rows)
-    order = np.lexsort((columns.ts_ns[call], start[rows], stream, call_track))
+    order = np.lexsort((rows, start[rows], stream, call_track))  # on a stream as stream_order has it
     rows, call, group = rows[order], call[order], tracks(call_track[order], stream[order])
     begun = columns.ts_ns[call]
     # Within (thread, stream), an edge is implied if an activity before it was launched no earlier.
