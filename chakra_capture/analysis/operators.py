@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from chakra_capture.analysis.shares import share_of
 from chakra_capture.annotations import STEP_PREFIX
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
@@ -26,7 +27,7 @@ def operator_summary(trace: MergedTrace) -> pl.DataFrame:
             pl.col("self_dur_ns").sum().alias("self_ns"),
             pl.col("dur_ns").sum().alias("total_ns"),
         )
-        .with_columns(share=pl.col("self_ns") / pl.col("self_ns").sum())
+        .with_columns(share=share_of("self_ns"))
         .sort("self_ns", "name", descending=[True, False])
         .select([column.name for column in SCHEMA])
     )

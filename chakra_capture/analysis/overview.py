@@ -8,6 +8,7 @@ import polars as pl
 from chakra_capture.analysis.device import device_time
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
+from chakra_capture.analysis.shares import share_of
 from chakra_capture.analysis.steps import step_summary
 from chakra_capture.trace.discovery import Run
 from chakra_capture.trace.merged import MergedTrace
@@ -158,7 +159,7 @@ def _summed(tables: list[pl.DataFrame], keys: list[str], weight: str) -> pl.Data
     if "mean_ns" in table.columns:
         summed = summed.with_columns(mean_ns=pl.col(weight) / pl.col("count"))
     return (
-        summed.with_columns(share=pl.col(weight) / pl.col(weight).sum())
+        summed.with_columns(share=share_of(weight))
         .sort(weight, *keys, descending=[True, *[False] * len(keys)])
         .select(table.columns)
     )

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from chakra_capture.cli.output import EXIT_OK, number_ranges, print_json, size
+from chakra_capture.cli.output import EXIT_OK, number_ranges, print_json, print_line, size
 
 
 def inspect(
@@ -50,11 +50,11 @@ def inspect(
     if json:
         print_json({"schema_version": 1, "job": run.paths.job, "other_jobs": list(run.other_jobs), "ranks": rows})
         return EXIT_OK
-    print(f"{path}, job {run.paths.job}" + (f" (others: {', '.join(run.other_jobs)})" if run.other_jobs else ""))
+    print_line(f"{path}, job {run.paths.job}" + (f" (others: {', '.join(run.other_jobs)})" if run.other_jobs else ""))
     for row in rows:
         steps = "steps not stated" if row["steps"] is None else f"steps {number_ranges(row['steps'])}"
         state = {None: "no manifest", True: "complete", False: f"incomplete ({row['reason']})"}[row["complete"]]
         amount = "" if row["bytes"] is None else f"{row['windows']} window(s), {size(row['bytes'])}, "
         flags = (", unfinished files" if row["unfinished"] else "") + (", merged" if row["merged"] else ", not merged")
-        print(f"rank {row['rank']}: {amount}{steps}, {state}{flags}")
+        print_line(f"rank {row['rank']}: {amount}{steps}, {state}{flags}")
     return EXIT_OK

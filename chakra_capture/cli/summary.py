@@ -9,8 +9,10 @@ from chakra_capture.cli.output import (
     EXIT_OK,
     console,
     duration,
+    not_negative,
     number_ranges,
     percent,
+    plain,
     print_error,
     print_json,
 )
@@ -33,8 +35,8 @@ def summary(
     /,
     *,
     job: str | None = None,
-    rank: int | None = None,
-    top: int = 8,
+    rank: Annotated[int | None, Parameter(validator=not_negative)] = None,
+    top: Annotated[int, Parameter(validator=not_negative)] = 8,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Show what a run recorded and where its step time went.
@@ -107,15 +109,15 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
     _print_device(out, result)
     _print_top(out, result, top)
     for note in result.notes:
-        out.print(f"note: {note}")
+        out.print(plain(f"note: {note}"))
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
         for note in rank.notes:
-            out.print(f"note: rank {rank.rank}: {note}")
+            out.print(plain(f"note: rank {rank.rank}: {note}"))
 
 
 def _print_head(out: "Console", run: "Run", result: "Overview") -> None:
     of_world = "" if result.world_size is None else f" of {result.world_size}"
-    out.print(f"Run {run.paths.job} in {run.paths.trace_dir}", soft_wrap=True)
+    out.print(plain(f"Run {run.paths.job} in {run.paths.trace_dir}"), soft_wrap=True)
     numbers = number_ranges([rank.rank for rank in result.ranks])
     out.print(f"Ranks      {len(result.ranks)}{of_world} ({numbers})")
     steps = sorted({step for rank in result.ranks for step in rank.steps})
@@ -214,7 +216,7 @@ def _top_table(title: str, rows: "pl.DataFrame", time: str) -> "Table":
 
 def _shortened(name: str, width: int) -> str:
     """Fit a name into ``width``: what a trace calls something may hold anything, line breaks too."""
-    line = "".join(c if c.isprintable() else " " for c in name.removeprefix("void "))
+    line = plain(name.removeprefix("void "))
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 

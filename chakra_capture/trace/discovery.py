@@ -232,10 +232,10 @@ def _by_content(traces: list[Path]) -> list[RankFiles]:
 
 
 def _stated_ranks(traces: list[Path]) -> Iterator[tuple[Path, int]]:
-    from chakra_capture.trace.device import read_device_trace
+    from chakra_capture.trace.head import stated_rank
 
     for path in traces:
-        rank = read_device_trace(path).rank
+        rank = stated_rank(path)
         if rank is None and len(traces) > 1:
             raise TraceFileError(
                 f"{path} does not state its rank, and the folder holds {len(traces)} traces, so they cannot be told "

@@ -9,8 +9,8 @@ from isal import isal_zlib
 
 from chakra_capture.errors import TraceFileError
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_WBITS = 31
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_WBITS = 31
 _CHUNK = 1 << 20
 _SMALL = 1 << 12
 
@@ -39,7 +39,7 @@ def read_bytes(path: Path) -> FileBytes:
     except OSError as error:
         raise TraceFileError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from None
     cut = None
-    if raw[:2] == _GZIP_MAGIC:
+    if raw[:2] == GZIP_MAGIC:
         raw, cut = _gunzip(raw)
     if raw[:3] == b"\xef\xbb\xbf":
         raw = raw[3:]
@@ -55,9 +55,9 @@ def _gunzip(raw: bytes) -> tuple[bytes, str | None]:
     parts: list[bytes] = []
     view = memoryview(raw)
     at = 0
-    while bytes(view[at : at + 2]) == _GZIP_MAGIC:
+    while bytes(view[at : at + 2]) == GZIP_MAGIC:
         begin, whole = at, len(parts)
-        member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
+        member = isal_zlib.decompressobj(wbits=GZIP_WBITS)
         try:
             while at < len(raw) and not member.eof:
                 parts.append(member.decompress(view[at : at + _CHUNK]))
@@ -72,7 +72,7 @@ def _gunzip(raw: bytes) -> tuple[bytes, str | None]:
 
 def _before_damage(member: memoryview) -> Iterator[bytes]:
     """What a damaged member gives up to its damage; a failing call gives nothing, so the last ones are small."""
-    stream = zlib.decompressobj(wbits=_GZIP_WBITS)
+    stream = zlib.decompressobj(wbits=GZIP_WBITS)
     for at in range(0, len(member), _SMALL):
         before = stream.copy()
         try:
