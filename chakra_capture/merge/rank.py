@@ -1,5 +1,6 @@
 """Merging one rank: read its files, link each window, write the tables; link.json last."""
 
+import io
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,7 +189,7 @@ def _entry(
         "device": None if device is None else _device_entry(device, columns),
         "pairing": None if evidence is None else _pairing_entry(evidence, faults),
         "salvaged": bool(notes),
-        "notes": [*notes, *(f"{host.path.name}: {note}" for note in host.notes)] if host else notes,
+        "notes": [*notes, *_plain_notes(host, faults if evidence is None else [])],
         "rows": {kind: n for kind in KINDS if (n := int(np.count_nonzero(columns.is_kind(kind))))},
         "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
@@ -199,6 +200,12 @@ def _entry(
         },
     }
     return entry
+
+
+def _plain_notes(host: HostTrace | None, faults: list[str]) -> list[str]:
+    """What is no damage, yet must be said: of the host trace, and why a lone device trace had to be forced."""
+    said = [] if host is None else [f"{host.path.name}: {note}" for note in host.notes]
+    return [*said, *(f"merged by force: {fault}" for fault in faults)]
 
 
 def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dict[str, Any]:
@@ -313,13 +320,22 @@ def _write(out: Path, tables: dict[str, pl.DataFrame], link: dict[str, Any]) -> 
         out.mkdir(parents=True, exist_ok=True)
         (out / layout.LINK_FILE).unlink(missing_ok=True)  # the folder counts as merged only with it
         for name, table in tables.items():
-            part = layout.part_path(out / name)
-            table.write_parquet(part, compression="zstd", compression_level=1)
-            os.replace(part, out / name)
-        part = layout.part_path(out / layout.LINK_FILE)
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(link), indent=1))
-        os.replace(part, out / layout.LINK_FILE)
+            # In memory first: polars does not say why a file cannot be written.
+            content = io.BytesIO()
+            table.write_parquet(content, compression="zstd", compression_level=1)
+            _replace(out / name, content.getbuffer())
+        _replace(out / layout.LINK_FILE, msgspec.json.format(msgspec.json.encode(link), indent=1))
     except OSError as error:
         raise TraceFileError(
             f"{out} cannot be written: {error.strerror or error}. Give a writable folder with -o."
         ) from error
+
+
+def _replace(path: Path, content: bytes | memoryview) -> None:
+    part = layout.part_path(path)
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
