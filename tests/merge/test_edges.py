@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -82,5 +83,5 @@ def test_case_stream_order(tmp_path: Path) -> None:
         "ampere_sgemm_32x32_sliced1x4_nn",
     ]
     seen = edges(merged, "stream_order")
-    assert {(a, "end", b, "start") for a, b in zip(chain, chain[1:], strict=False)} <= seen
+    assert {(a, "end", b, "start") for a, b in pairwise(chain)} <= seen
     assert len(seen) == 3

@@ -54,6 +54,23 @@ def test_profiler_step_is_never_the_parent_of_a_device_activity(tmp_path: Path) 
     )
 
 
+def test_of_rows_with_equal_bounds_the_one_opened_first_lies_outside(tmp_path: Path) -> None:
+    trace = TraceBuilder()
+    # Written in another order than opened; the ids say which was opened first. A call lies inside all ops.
+    trace.runtime("cudaLaunchKernel", 10, 20, 1).op("third", 10, 20, **{"Record function id": 9})
+    trace.op("second", 10, 20, **{"Record function id": 8}).annotation("first", 10, 20, **{"Record function id": 7})
+    trace.event(ph="X", cat="python_function", name="python", pid=100, tid=11, ts=10, dur=20, args={"Python id": 1})
+    trace.kernel("k", 40, 5, 1)
+    assert dict(named(trace.merged(tmp_path, host=False), "name", "parent").iter_rows()) == {
+        "python": None,
+        "first": "python",
+        "second": "first",
+        "third": "second",
+        "cudaLaunchKernel": "third",
+        "k": "third",
+    }
+
+
 def test_outermost_of_nested_calls_with_one_correlation_is_the_launch(tmp_path: Path) -> None:
     trace = TraceBuilder().op("a", 0, 100).runtime("cudaLaunchKernel", 10, 20, 5)
     trace.runtime("cuLaunchKernel", 10, 10, 5, cat="cuda_driver").kernel("k", 40, 5, 5)
