@@ -252,7 +252,7 @@ def test_rank_that_exists_only_as_part_files_is_salvaged_and_strict_refuses_it(t
 
 def test_empty_run_and_merged_folder_hold_nothing_to_merge(tmp_path: Path) -> None:
     (tmp_path / "0_run").mkdir()
-    refused(run("merge", tmp_path), "has a run that recorded nothing", "holds no traces")
+    refused(run("merge", tmp_path), "run 0 in", "recorded no traces", "Record it again")
     trace().write(tmp_path / "b")
     assert run("merge", tmp_path / "b").code == 0
     refused(run("merge", tmp_path / "b" / "0_merged", "-o", tmp_path / "x", "--job", "zz"), "holds no traces")

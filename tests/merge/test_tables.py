@@ -141,6 +141,7 @@ def test_case_crossing_rows(tmp_path: Path) -> None:
     expected = {"outer": 50000, "inner": 50000, "same_start_parent": 30000, "same_start_child": 20000}
     assert {name: own[name] for name in expected} == expected
     assert merged.link["windows"][0]["repairs"]["rows_clipped_to_parent"] == 1
+    assert merged.nodes.filter(pl.col("repaired"))["name"].to_list() == ["inner"]
 
 
 # file of a case: kernels, copies, linked, busy ns; from its expect.json

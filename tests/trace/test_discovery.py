@@ -164,8 +164,28 @@ def test_single_torch_trace_without_a_rank_is_rank_0(tmp_path: Path) -> None:
 def test_several_torch_traces_without_a_rank_are_refused(tmp_path: Path) -> None:
     for name in ("a.pt.trace.json", "b.pt.trace.json"):
         TraceBuilder().op("a", 1, 1).write_device(tmp_path / name)
-    with pytest.raises(TraceFileError, match="does not state its rank, and the folder holds 2 traces"):
+    with pytest.raises(TraceFileError, match="does not state its rank, and the folder holds traces of 2 processes"):
         find_run(tmp_path)
+
+
+def test_torch_traces_of_one_process_are_its_windows_in_order_of_time(tmp_path: Path) -> None:
+    for time in (200, 1000):
+        TraceBuilder().op("a", 1, 1).write_device(tmp_path / f"host_77.{time}.pt.trace.json")
+    (rank,) = find_run(tmp_path).ranks
+    assert [window.device.name for window in rank.windows if window.device] == [
+        "host_77.200.pt.trace.json",
+        "host_77.1000.pt.trace.json",
+    ]
+
+
+def test_run_that_recorded_nothing_says_why_and_names_the_others(tmp_path: Path) -> None:
+    TraceBuilder().op("a", 1, 1).write(tmp_path)
+    write_json(tmp_path / "0.1_run" / "rank-0.json", {"complete": False, "reason": "window never reached"})
+    run = find_run(tmp_path, "0.1")
+    assert run.ranks == ()
+    assert run.why_empty == (
+        f"run 0.1 in {tmp_path} recorded no traces (window never reached). Other runs here: 0; choose one with --job."
+    )
 
 
 def test_torch_traces_are_found_without_decoding_them(tmp_path: Path) -> None:

@@ -10,7 +10,11 @@ TEXT = b'{"nodes": []}' * 100
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.json.gz", "t"])
-@pytest.mark.parametrize("data", [TEXT, gzip.compress(TEXT), gzip.compress(TEXT[:50]) + gzip.compress(TEXT[50:])])
+@pytest.mark.parametrize(
+    "data",
+    [TEXT, gzip.compress(TEXT), gzip.compress(TEXT[:50]) + gzip.compress(TEXT[50:])],
+    ids=["plain", "gzip", "two members"],
+)
 def test_compression_is_told_by_the_first_bytes_whatever_the_name(name: str, data: bytes, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(data)
@@ -50,7 +54,7 @@ def test_damaged_gzip_gives_what_came_before(tmp_path: Path) -> None:
     assert file.cut.startswith("damaged gzip")
 
 
-@pytest.mark.parametrize("data", [b"", b" \n", gzip.compress(b""), b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("data", [b"", b" \n", gzip.compress(b""), b"\xef\xbb\xbf"], ids=["", "space", "gzip", "mark"])
 def test_empty_file_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_bytes(data)
