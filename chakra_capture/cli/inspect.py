@@ -17,6 +17,11 @@ def inspect(
 ) -> int:
     """List what a run recorded, per rank: files, sizes, steps, whether it is complete and merged.
 
+    Reads names, sizes and manifests, not the traces, so it is quick on any size.
+
+    Examples:
+        chakra-capture inspect ./traces
+
     Parameters
     ----------
     path
@@ -30,7 +35,7 @@ def inspect(
 
     run = find_run(path, job)
     manifests, merged = run.manifests, run.merged_ranks
-    numbers = sorted({files.rank for files in run.ranks} | set(merged))
+    numbers = sorted({files.rank for files in run.ranks} | set(merged) | set(manifests))
     by_rank = {files.rank: files for files in run.ranks}
     rows: list[dict[str, Any]] = []
     for number in numbers:

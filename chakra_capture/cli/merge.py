@@ -107,8 +107,9 @@ def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output:
             )
         run = replace(run, ranks=tuple(files for files in run.ranks if files.rank in ranks))
     if not run.ranks:
-        what = "is merged already and" if run.merged_ranks else "has a run that recorded nothing: it"
-        raise TraceFileError(f"{path} {what} holds no traces. Give the folder with the traces.")
+        if run.merged_ranks:
+            raise TraceFileError(f"{path} is merged already and holds no traces. Give the folder with the traces.")
+        raise TraceFileError(run.why_empty)
     return run, output or run.merged_dir
 
 

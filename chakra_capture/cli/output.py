@@ -98,6 +98,11 @@ def size(num_bytes: int) -> str:
     return f"{num_bytes} B"
 
 
+def count_of(number: int, noun: str) -> str:
+    """Write a count with its noun: ``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def number_ranges(numbers: list[int]) -> str:
     """Write sorted numbers as ranges: ``5-10, 12``; ``none`` if there are none."""
     parts: list[list[int]] = []

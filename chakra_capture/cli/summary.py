@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from chakra_capture.cli.output import (
     EXIT_OK,
     console,
+    count_of,
     duration,
     not_negative,
     number_ranges,
@@ -42,8 +43,16 @@ def summary(
     """Show what a run recorded and where its step time went.
 
     Ranks that are not merged yet, or whose traces are newer than their tables, are merged first.
-    Times are those of profiled steps; the profiler slows small CPU ops down. What a run did not
-    record is shown as "not measured", never as 0.
+
+    Step times are those of whole recorded steps, taken under the profiler, which makes small CPU ops several times
+    slower. Operators are ranked by self time: their duration without the operators inside them, on all threads of the
+    recorded steps; "(outside any op)" is the time of the step's own thread between operators. Device time is
+    compute + exposed communication + exposed copies + idle = span, from the first to the last device activity.
+    What a run did not record is shown as "not measured", never as 0.
+
+    Examples:
+        chakra-capture summary ./traces
+        chakra-capture summary ./traces --job 0.1 --rank 3 --json
 
     Parameters
     ----------
@@ -69,6 +78,8 @@ def summary(
         raise TraceFileError(
             f"{path} has no merged rank {rank}; it has {number_ranges(list(merged))}. Name one of them."
         )
+    if not merged and not run.ranks:
+        raise TraceFileError(run.why_empty)
     if not merged:
         raise TraceFileError(
             f"no rank of {path} could be merged. See the messages above, or run: chakra-capture merge {path}"
@@ -147,11 +158,10 @@ def _host_ops(result: "Overview") -> str:
 
 def _coverage(result: "Overview") -> str:
     """How much of what was asked for is there, as the manifests say."""
-    windows = [window for recording in result.recordings.values() for window in recording["windows"]]
-    known = [w for w in windows if w["start_step"] is not None and w["end_step"] is not None]
-    asked = sum(w["end_step"] - w["start_step"] + 1 for w in known)
-    whole = sum(len(w["steps"]) for w in known)
-    return f" ({whole} of {asked} asked for recorded whole, over {len(result.recordings)} ranks)" if asked else ""
+    asked = sum(recording["num_steps_asked"] for recording in result.recordings.values())
+    whole = sum(len(window["steps"]) for recording in result.recordings.values() for window in recording["windows"])
+    ranks = count_of(len(result.recordings), "rank")
+    return f" ({whole} of {asked} asked for recorded whole, over {ranks})" if asked else ""
 
 
 def _sum(result: "Overview", field: str) -> int | None:
@@ -160,7 +170,15 @@ def _sum(result: "Overview", field: str) -> int | None:
 
 
 def _print_steps(out: "Console", result: "Overview") -> None:
-    table = _table("Step time (profiled)", "rank", "steps", "mean", "median", "min", "max")
+    table = _table(
+        "Step time (profiled)",
+        "rank",
+        "steps",
+        "mean",
+        "median",
+        "min",
+        "max",
+    )
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
         time = rank.step_time
         if time:
@@ -171,7 +189,9 @@ def _print_steps(out: "Console", result: "Overview") -> None:
     out.print(table)
     partial = sum(rank.step_time["num_partial"] for rank in result.ranks if rank.step_time)
     if partial:
-        out.print(f"{partial} steps were cut short and are not in these times")
+        out.print(f"cut short and not in these times: {count_of(partial, 'step')}")
+    if any(rank.step_time for rank in result.ranks):
+        out.print("under the profiler, where small CPU ops take several times as long")
     if len(result.ranks) > _MAX_RANKS_SHOWN:
         out.print(f"... and {len(result.ranks) - _MAX_RANKS_SHOWN} ranks more (--json has all)")
     out.print()
@@ -197,10 +217,12 @@ def _device_cells(rank: "RankOverview") -> list[str]:
 
 
 def _print_top(out: "Console", result: "Overview", top: int) -> None:
-    if result.operators.height:
+    if top and result.operators.height:
         out.print(_top_table("Top operators by self time", result.operators.head(top), "self_ns"))
+        scope = "whole recorded steps" if any(rank.step_time for rank in result.ranks) else "all that was recorded"
+        out.print(f"of {scope}, all threads; share of the self times of all operators")
         out.print()
-    if result.kernels.height:
+    if top and result.kernels.height:
         out.print(_top_table("Top kernels by total time", result.kernels.head(top), "total_ns"))
         out.print()
 

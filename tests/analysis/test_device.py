@@ -64,16 +64,27 @@ def test_kernel_summary_ranks_by_total_time(tmp_path: Path) -> None:
     )
 
 
-def test_operator_summary_ranks_by_self_time_without_the_step(tmp_path: Path) -> None:
+def test_operator_summary_ranks_by_self_time_and_says_what_is_outside_any_op(tmp_path: Path) -> None:
     trace = TraceBuilder().step(1, 0, 100).op("a", 0, 40).op("b", 10, 30).op("b", 50, 10).op("open", 70, -1)
     assert_table(
         operator_summary(trace.merged(tmp_path, host=False)),
         """
         name,count,self_ns,total_ns,share
-        b,2,40000,40000,0.8
-        a,1,10000,40000,0.2
+        (outside any op),1,50000,100000,0.5
+        b,2,40000,40000,0.4
+        a,1,10000,40000,0.1
         """,
     )
+
+
+def test_operators_between_the_steps_are_not_in_the_summary_of_steps(tmp_path: Path) -> None:
+    trace = TraceBuilder().step(1, 0, 10).op("inside", 0, 10).op("between", 20, 50)
+    assert operator_summary(trace.merged(tmp_path, host=False))["name"].to_list() == ["inside", "(outside any op)"]
+
+
+def test_operators_of_a_trace_without_steps_are_all_it_holds(tmp_path: Path) -> None:
+    trace = TraceBuilder().op("a", 0, 10).op("b", 20, 50)
+    assert operator_summary(trace.merged(tmp_path, host=False))["name"].to_list() == ["b", "a"]
 
 
 def test_step_summary_of_whole_steps(tmp_path: Path) -> None:
