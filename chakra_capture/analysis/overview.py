@@ -149,16 +149,28 @@ def _rank(trace: MergedTrace) -> RankOverview:
 
 def _window_notes(window: dict[str, Any]) -> list[str]:
     notes = list(window["notes"])
-    pairing, host, device = window["pairing"], window["host"], window["device"]
+    pairing, device = window["pairing"], window["device"]
     if pairing and pairing["faults"]:
         notes.append(f"merged by force: {'; '.join(pairing['faults'])}")
-    if pairing and not pairing["num_device_ids"] and host["num_with_record_function_id"]:
-        notes.append("the device trace has no record-function ids, so no host op could be linked")
+    if pairing and pairing["call_order"]:
+        notes.append(_order_note(pairing["call_order"]))
     if device and device["orphans"]["launch_not_in_file"]:
         notes.append(f"{device['orphans']['launch_not_in_file']} device activities were launched outside the recording")
     if window["clock_offset_ns"]:
         notes.append(f"device clock is {window['clock_offset_ns']} ns behind the host clock")
     return notes
+
+
+def _order_note(order: dict[str, int]) -> str:
+    note = (
+        "no record-function ids in common, so host ops were linked by call order: "
+        f"{order['num_matched']} of {order['num_compared']}"
+    )
+    if order["num_occurrences"] > 1:
+        note += f"; the host trace is one of {order['num_occurrences']} equal iterations of the device trace"
+    if order["num_sequence_compared"] and not order["num_sequence_equal"]:
+        note += "; its sequence numbers are those of another iteration"
+    return note
 
 
 def _world_size(run: Run, traces: list[MergedTrace]) -> int | None:

@@ -1,4 +1,4 @@
-"""Dependencies between rows: launches, order on a thread, order on a stream."""
+"""Dependencies between rows: launches, order on a thread, order on a stream, waits."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ import polars as pl
 
 from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, tracks
 from chakra_capture.merge.tables import Columns
+from chakra_capture.merge.waits import find_waits
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.schema import EDGE_KINDS, EDGES, SIDES
 
@@ -37,13 +38,18 @@ class _Part:
 
 
 def find_edges(columns: Columns) -> Edges:
-    """Launch, thread_order and stream_order edges of one window."""
+    """All edges of one window."""
     offset = clock_offset(columns)
     on_device = columns.is_kind(*ACTIVITY_KINDS)
     start = columns.ts_ns + np.where(on_device & (columns.ts_ns != MISSING), offset, 0)
     has_end = (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
     end = np.where(has_end, start + np.where(has_end, columns.dur_ns, 0), MISSING)
     parts = [_launches(columns, start), *_thread_order(columns, has_end), _stream_order(columns, start, has_end)]
+    waits = find_waits(columns)
+    parts += [
+        _wait_edges(columns, "sync", waits.sync, end, end),
+        _wait_edges(columns, "event_wait", waits.event, end, start),
+    ]
     backward: dict[str, int] = {}
     frames = []
     for part in parts:
@@ -131,6 +137,24 @@ def _stream_order(columns: Columns, start: Int64, has_end: Bool) -> _Part:
     rows, stream = rows[order], stream[order]
     same = stream[1:] == stream[:-1]
     return _Part("stream_order", rows[:-1][same], "end", rows[1:][same], "start")
+
+
+def _wait_edges(columns: Columns, kind: str, pairs: list[tuple[int, int]], src_time: Int64, dst_time: Int64) -> _Part:
+    """Waits of one kind without those that another one between the same two tracks implies."""
+    src, dst = np.array(sorted(set(pairs)), dtype=np.int64).reshape(-1, 2).T
+    track = tracks(columns.pid, columns.tid)
+    known = (src_time[src] != MISSING) & (dst_time[dst] != MISSING)
+    forward = known & (src_time[src] <= dst_time[dst])
+    late = src[known & ~forward], dst[known & ~forward]
+    src, dst = src[forward], dst[forward]
+    order = np.lexsort((-src_time[src], dst_time[dst], track[dst], track[src]))
+    src, dst = src[order], dst[order]
+    if len(src):
+        keep = src_time[src] > _running_max(src_time[src], tracks(track[src], track[dst]))
+        src, dst = src[keep], dst[keep]
+    # The backward ones stay in the list, so that they are counted where all edges are checked.
+    dst_at = "end" if kind == "sync" else "start"
+    return _Part(kind, np.concatenate([src, late[0]]), "end", np.concatenate([dst, late[1]]), dst_at)
 
 
 def _streams(columns: Columns, rows: Int64) -> Int64:

@@ -2,7 +2,7 @@
 
 import io
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from chakra_capture import annotations, layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.edges import Edges, find_edges
 from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
+from chakra_capture.merge.order import link_by_order
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
@@ -106,6 +107,9 @@ def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Wind
         is_cpu_op = of_kind(device_kinds(device), ("host_op", "annotation"))
         link, found = link_host_ops(host, device, is_cpu_op)
         evidence = replace(found, expected_rank=rank)
+        if not (found.num_host_ids and found.num_device_ids):
+            device_row, order = link_by_order(host, device, is_cpu_op)
+            link, evidence = replace(link, device_row=device_row), replace(evidence, order=order)
         faults = check_pair(host, device, evidence, force=options.force)
     elif device is not None:
         faults = check_rank(device, rank, force=options.force)
@@ -310,6 +314,8 @@ def _pairing_entry(evidence: Evidence, faults: list[str]) -> dict[str, Any]:
         "num_names_equal": evidence.num_names_equal,
         "num_sequence_numbers_compared": evidence.num_sequence_common,
         "num_sequence_numbers_equal": evidence.num_sequence_equal,
+        "linked_by": "record_function_id" if evidence.order is None else "call_order",
+        "call_order": None if evidence.order is None else asdict(evidence.order),
         "forced": bool(faults),
         "faults": faults,
     }
