@@ -34,4 +34,4 @@ format: $(STAMP)  ## Format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the environment and everything the targets made
-	rm -rf $(VENV) demo-output outputs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) demo-output outputs multirun build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from chakra_capture._config_values import abridged, boolean, check_known, shown
+from chakra_capture._config_values import abridged, boolean, check_known, nearest, shown
 from chakra_capture.errors import SettingsError
 
 NSYS_SECTION = "nsys_profile"
@@ -58,6 +58,22 @@ def find_section(source: object, name: str) -> Section:
         around = (Holder(prefix=_prefix(source), content=source), *holders)
         return Section(value=_section_node(source, name, raw[name]), holders=around)
     return Section(value=source if isinstance(raw, Mapping) else raw, holders=holders)
+
+
+def is_whole_config(source: object, name: str, known: list[str]) -> bool:
+    """Say whether ``source`` is the configuration of a job that has no section of ours, rather than a section.
+
+    It is the root of a DictConfig, or has sections of its own; none of its keys is a setting or a misspelt one, and
+    none of its sections holds ours.
+    """
+    if not isinstance(source, Mapping) or not source:
+        return False
+    omegaconf = _omegaconf_of(source)
+    content: Any = source if omegaconf is None else omegaconf.OmegaConf.to_container(source, resolve=False)
+    is_root = omegaconf is not None and not _holders(source)
+    sections = [value for value in content.values() if isinstance(value, Mapping)]
+    is_setting = any(str(key) in known or nearest(str(key), known, likeness=0.85) for key in content)
+    return bool(is_root or sections) and not is_setting and not any(name in section for section in sections)
 
 
 def _omegaconf_of(value: object) -> Any:

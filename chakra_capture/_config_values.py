@@ -248,6 +248,11 @@ def read_fields(key: str, given: Any) -> dict[str, Any]:
     return {f.name: read_value(f"{key}.{f.name}", getattr(given, f.name), f.metadata["read"]) for f in fields(given)}
 
 
+def nearest(key: str, names: Iterable[str], likeness: float = 0.6) -> str | None:
+    """Return the name that ``key`` was most likely meant to be, None if none is near."""
+    return next(iter(difflib.get_close_matches(key, list(names), n=1, cutoff=likeness)), None)
+
+
 def check_known(section: str, given: Mapping[Any, object], known: Iterable[str]) -> None:
     """Refuse a key that is no setting, naming the nearest one that is.
 
@@ -258,9 +263,9 @@ def check_known(section: str, given: Mapping[Any, object], known: Iterable[str])
     for key, value in given.items():
         if key in names:
             continue
-        near = difflib.get_close_matches(str(key), names, n=1)
+        near = nearest(str(key), names)
         if near:
-            fix = f"Did you mean {section}.{near[0]}?"
+            fix = f"Did you mean {section}.{near}?"
         elif isinstance(value, Mapping) and section in value:
             fix = f"Give the section itself: {key}.{section}."
         else:

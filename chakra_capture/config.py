@@ -14,7 +14,7 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from chakra_capture._config_sources import check_no_other_profiler, find_section, section_values
+from chakra_capture._config_sources import check_no_other_profiler, find_section, is_whole_config, section_values
 from chakra_capture._config_values import (
     Reader,
     boolean,
@@ -282,8 +282,9 @@ def _without_effect(settings: ChakraProfileConfig) -> list[str]:
 def settings_from(source: object) -> ChakraProfileConfig:
     """Read and check settings: dataclass, mapping or DictConfig, the section or a whole configuration that holds it.
 
-    A dataclass is returned as it is. Null is an absent section: recording is off. So it is, whatever ``source`` is,
-    where the environment variable CHAKRA_CAPTURE_DISABLED is set (to anything but 0 or false).
+    A dataclass is returned as it is. Null and a whole configuration without the section mean that recording is off.
+    So it is, whatever ``source`` is, where the environment variable CHAKRA_CAPTURE_DISABLED is set (to anything but 0
+    or false).
 
     Raises:
         SettingsError: a key is unknown, a value has a wrong type or cannot work, or another profiler
@@ -293,8 +294,10 @@ def settings_from(source: object) -> ChakraProfileConfig:
         return ChakraProfileConfig()
     section = find_section(source, SECTION)
     settings = section.value
+    known = [f.name for f in fields(ChakraProfileConfig)]
+    if settings is source and is_whole_config(source, SECTION, known):
+        return ChakraProfileConfig()
     if not isinstance(settings, ChakraProfileConfig):
-        known = [f.name for f in fields(ChakraProfileConfig)]
         settings = ChakraProfileConfig(**section_values(settings, SECTION, known))
     if settings.enabled:
         check_no_other_profiler(SECTION, section.holders)

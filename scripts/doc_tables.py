@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from chakra_capture.config import settings_table
-from chakra_capture.trace.schema import TABLES
+from chakra_capture.trace.schema import EDGE_KINDS, KINDS, SIDES, TABLES
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 
@@ -24,7 +24,13 @@ def tables() -> str:
         rows = [f"| `{c.name}` | {_dtype(c.dtype)} | {_cell(c.meaning)} |" for c in table.columns]
         head = f"`{table.name}.parquet`: {table.meaning}."
         parts.append("\n".join([head, "", "| column | type | meaning |", "|---|---|---|", *rows]))
+    kinds = f"`kind` of a node is one of {_listed(KINDS)}; of an edge one of {_listed(EDGE_KINDS)}. "
+    parts.append(kinds + f"`src_at` and `dst_at` are {_listed(SIDES)}.")
     return "\n\n".join(parts)
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _dtype(dtype: object) -> str:

@@ -230,3 +230,20 @@ def test_environment_variable_turns_everything_off(value: str, monkeypatch: pyte
 def test_environment_variable_zero_turns_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHAKRA_CAPTURE_DISABLED", "0")
     assert settings_from(on()).enabled
+
+
+@pytest.mark.parametrize("make", [dict, OmegaConf.create], ids=["mapping", "DictConfig"])
+def test_whole_configuration_without_the_section_is_off(make: Any) -> None:
+    config = make({"trainer": {"max_steps": 3}, "seed": 1})
+    assert settings_from(config) == ChakraProfileConfig()
+
+
+@pytest.mark.parametrize("make", [dict, OmegaConf.create], ids=["mapping", "DictConfig"])
+def test_section_with_nothing_but_a_misspelt_key_is_not_taken_for_a_whole_configuration(make: Any) -> None:
+    with pytest.raises(SettingsError, match="start_step"):
+        settings_from(make({"start_stp": 5}))
+
+
+def test_flat_mapping_of_unknown_keys_is_refused() -> None:
+    with pytest.raises(SettingsError, match="foo"):
+        settings_from({"foo": 1})

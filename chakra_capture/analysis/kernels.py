@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from chakra_capture.analysis.shares import share_of
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import KINDS, Column
 
@@ -24,7 +25,7 @@ def kernel_summary(trace: MergedTrace) -> pl.DataFrame:
             pl.col("dur_ns").sum().alias("total_ns"),
             pl.col("dur_ns").mean().alias("mean_ns"),
         )
-        .with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum())
+        .with_columns(share=share_of("total_ns"))
         .sort("total_ns", "name", descending=[True, False])
         .select([column.name for column in SCHEMA])
     )

@@ -1,5 +1,6 @@
 """What a run recorded and how good it is: the numbers behind ``summary``."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,9 @@ import polars as pl
 from chakra_capture.analysis.device import device_time
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
+from chakra_capture.analysis.shares import share_of
 from chakra_capture.analysis.steps import step_summary
-from chakra_capture.trace.discovery import Run
+from chakra_capture.trace.discovery import ManifestHead, Run
 from chakra_capture.trace.merged import MergedTrace
 
 SCHEMA_VERSION = 1
@@ -49,6 +51,8 @@ class Overview:
         recordings: per rank with a manifest, what was asked for and what was recorded.
     """
 
+    job: str
+    trace_dir: str
     ranks: tuple[RankOverview, ...]
     world_size: int | None
     operators: pl.DataFrame
@@ -60,6 +64,8 @@ class Overview:
         """The same as plain JSON values."""
         return {
             "schema_version": SCHEMA_VERSION,
+            "job": self.job,
+            "trace_dir": self.trace_dir,
             "world_size": self.world_size,
             "ranks": [{slot: getattr(rank, slot) for slot in RankOverview.__slots__} for rank in self.ranks],
             "operators": self.operators.to_dicts(),
@@ -85,13 +91,39 @@ def overview(run: Run, traces: list[MergedTrace]) -> Overview:
             "reason": head.reason,
             "detail": head.detail,
             "faults": head.faults,
+            "num_steps_asked": _steps_asked(head),
             "windows": [{f: getattr(window, f) for f in window.__struct_fields__} for window in head.windows],
         }
         for rank, head in sorted(manifests.items())
     }
     operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
     kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
-    return Overview(ranks, world_size, operators, kernels, recordings, tuple(_notes(run, traces, world_size)))
+    return Overview(
+        job=run.paths.job,
+        trace_dir=str(run.paths.trace_dir),
+        ranks=ranks,
+        world_size=world_size,
+        operators=operators,
+        kernels=kernels,
+        recordings=recordings,
+        notes=tuple(_notes(run, traces, world_size)),
+    )
+
+
+def _steps_asked(head: ManifestHead) -> int:
+    """Steps that the windows of a manifest ask for, warm-up left out; a window that ran twice counts twice."""
+    asked = 0
+    plans = Counter((w.start_step, w.end_step, w.warmup_steps, w.active_steps, w.first_step) for w in head.windows)
+    times: dict[tuple[int | None, ...], int] = {}
+    for (*plan, _), count in plans.items():
+        times[tuple(plan)] = max(times.get(tuple(plan), 0), count)
+    for (start, end, warmup, active), count in times.items():
+        if start is None or end is None or warmup is None or active is None:
+            continue
+        length = end - start + 1
+        whole, rest = divmod(length, warmup + active) if warmup else (0, 0)
+        asked += count * (whole * active + max(0, rest - warmup) if warmup else length)
+    return asked
 
 
 def _rank(trace: MergedTrace) -> RankOverview:
@@ -117,16 +149,28 @@ def _rank(trace: MergedTrace) -> RankOverview:
 
 def _window_notes(window: dict[str, Any]) -> list[str]:
     notes = list(window["notes"])
-    pairing, host, device = window["pairing"], window["host"], window["device"]
+    pairing, device = window["pairing"], window["device"]
     if pairing and pairing["faults"]:
         notes.append(f"merged by force: {'; '.join(pairing['faults'])}")
-    if pairing and not pairing["num_device_ids"] and host["num_with_record_function_id"]:
-        notes.append("the device trace has no record-function ids, so no host op could be linked")
+    if pairing and pairing["call_order"]:
+        notes.append(_order_note(pairing["call_order"]))
     if device and device["orphans"]["launch_not_in_file"]:
         notes.append(f"{device['orphans']['launch_not_in_file']} device activities were launched outside the recording")
     if window["clock_offset_ns"]:
         notes.append(f"device clock is {window['clock_offset_ns']} ns behind the host clock")
     return notes
+
+
+def _order_note(order: dict[str, int]) -> str:
+    note = (
+        "no record-function ids in common, so host ops were linked by call order: "
+        f"{order['num_matched']} of {order['num_compared']}"
+    )
+    if order["num_occurrences"] > 1:
+        note += f"; the host trace is one of {order['num_occurrences']} equal iterations of the device trace"
+    if order["num_sequence_compared"] and not order["num_sequence_equal"]:
+        note += "; its sequence numbers are those of another iteration"
+    return note
 
 
 def _world_size(run: Run, traces: list[MergedTrace]) -> int | None:
@@ -146,7 +190,8 @@ def _notes(run: Run, traces: list[MergedTrace], world_size: int | None) -> list[
         if head.complete is False:
             notes.append(f"rank {rank}: recording is incomplete ({head.detail or head.reason})")
     if run.other_jobs:
-        notes.append(f"newest run shown; others here: {', '.join(run.other_jobs)} (choose with --job)")
+        shown = "newest run shown; others here" if run.is_newest else "other runs here"
+        notes.append(f"{shown}: {', '.join(run.other_jobs)} (choose with --job)")
     return notes
 
 
@@ -158,7 +203,7 @@ def _summed(tables: list[pl.DataFrame], keys: list[str], weight: str) -> pl.Data
     if "mean_ns" in table.columns:
         summed = summed.with_columns(mean_ns=pl.col(weight) / pl.col("count"))
     return (
-        summed.with_columns(share=pl.col(weight) / pl.col(weight).sum())
+        summed.with_columns(share=share_of(weight))
         .sort(weight, *keys, descending=[True, *[False] * len(keys)])
         .select(table.columns)
     )

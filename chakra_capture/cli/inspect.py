@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from chakra_capture.cli.output import EXIT_OK, number_ranges, print_json, size
+from chakra_capture.cli.output import EXIT_OK, number_ranges, print_json, print_line, size
 
 
 def inspect(
@@ -16,6 +16,11 @@ def inspect(
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """List what a run recorded, per rank: files, sizes, steps, whether it is complete and merged.
+
+    Reads names, sizes and manifests, not the traces, so it is quick on any size.
+
+    Examples:
+        chakra-capture inspect ./traces
 
     Parameters
     ----------
@@ -30,7 +35,7 @@ def inspect(
 
     run = find_run(path, job)
     manifests, merged = run.manifests, run.merged_ranks
-    numbers = sorted({files.rank for files in run.ranks} | set(merged))
+    numbers = sorted({files.rank for files in run.ranks} | set(merged) | set(manifests))
     by_rank = {files.rank: files for files in run.ranks}
     rows: list[dict[str, Any]] = []
     for number in numbers:
@@ -50,11 +55,11 @@ def inspect(
     if json:
         print_json({"schema_version": 1, "job": run.paths.job, "other_jobs": list(run.other_jobs), "ranks": rows})
         return EXIT_OK
-    print(f"{path}, job {run.paths.job}" + (f" (others: {', '.join(run.other_jobs)})" if run.other_jobs else ""))
+    print_line(f"{path}, job {run.paths.job}" + (f" (others: {', '.join(run.other_jobs)})" if run.other_jobs else ""))
     for row in rows:
         steps = "steps not stated" if row["steps"] is None else f"steps {number_ranges(row['steps'])}"
         state = {None: "no manifest", True: "complete", False: f"incomplete ({row['reason']})"}[row["complete"]]
         amount = "" if row["bytes"] is None else f"{row['windows']} window(s), {size(row['bytes'])}, "
         flags = (", unfinished files" if row["unfinished"] else "") + (", merged" if row["merged"] else ", not merged")
-        print(f"rank {row['rank']}: {amount}{steps}, {state}{flags}")
+        print_line(f"rank {row['rank']}: {amount}{steps}, {state}{flags}")
     return EXIT_OK

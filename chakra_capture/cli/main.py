@@ -1,12 +1,13 @@
 """Entry points ``chakra-capture`` and ``merge-traces``."""
 
 import sys
+from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
 from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
-from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, print_error
+from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
 from chakra_capture.cli.summary import summary
 from chakra_capture.errors import ChakraCaptureError
 
@@ -45,9 +46,15 @@ def merge_traces(argv: list[str] | None = None) -> None:
 
 
 def _run(built: App, argv: list[str] | None) -> int:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks must not end in a traceback
+            stream.reconfigure(errors="replace")
     try:
         result = built(argv, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
+        print_error(f"{error} Try --help.")
+        return EXIT_USAGE
+    except UsageError as error:
         print_error(f"{error} Try --help.")
         return EXIT_USAGE
     except ChakraCaptureError as error:

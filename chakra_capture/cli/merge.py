@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from chakra_capture import layout
-from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_OK, number_ranges, print_error, print_json, progress
+from chakra_capture.cli.output import (
+    EXIT_BAD_INPUT,
+    EXIT_OK,
+    UsageError,
+    not_negative,
+    number_ranges,
+    print_error,
+    print_json,
+    print_line,
+    progress,
+)
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
@@ -21,11 +31,11 @@ def merge(
     *,
     host: Path | None = None,
     device: Path | None = None,
-    rank: int | None = None,
+    rank: Annotated[int | None, Parameter(validator=not_negative)] = None,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     job: str | None = None,
     ranks: Annotated[list[int] | None, Parameter(negative=(), consume_multiple=True)] = None,
-    workers: int | None = None,
+    workers: Annotated[int | None, Parameter(validator=not_negative)] = None,
     force: Annotated[bool, Parameter(negative=())] = False,
     strict: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -60,7 +70,7 @@ def merge(
     ranks
         Merge only these ranks.
     workers
-        Ranks merged at once; default: one per core.
+        Ranks merged at once; default, or 0: one per core.
     force
         Merge files that are not of one process, rank and run all the same; link.json says so.
     strict
@@ -86,7 +96,7 @@ def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output:
     from chakra_capture.trace.discovery import find_run
 
     if path is None:
-        raise TraceFileError("nothing to merge: give the trace_dir of a run, or --host FILE --device FILE -o OUT.")
+        raise UsageError("nothing to merge: give the trace_dir of a run, or --host FILE --device FILE -o OUT.")
     run = find_run(path, job)
     if ranks is not None:
         found = [files.rank for files in run.ranks]
@@ -97,7 +107,9 @@ def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output:
             )
         run = replace(run, ranks=tuple(files for files in run.ranks if files.rank in ranks))
     if not run.ranks:
-        raise TraceFileError(f"{path} is merged already and holds no traces. Give the folder with the traces.")
+        if run.merged_ranks:
+            raise TraceFileError(f"{path} is merged already and holds no traces. Give the folder with the traces.")
+        raise TraceFileError(run.why_empty)
     return run, output or run.merged_dir
 
 
@@ -107,9 +119,9 @@ def _single(
     from chakra_capture.trace.discovery import RankFiles, Run, WindowFiles
 
     if path is not None:
-        raise TraceFileError(f"give either the folder {path} or --host/--device, not both.")
+        raise UsageError(f"give either the folder {path} or --host/--device, not both.")
     if output is None:
-        raise TraceFileError("--host/--device need a folder for the result. Give it with -o OUT.")
+        raise UsageError("--host/--device need a folder for the result. Give it with -o OUT.")
     number = rank if rank is not None else _stated_rank(host, device)
     files = RankFiles(number, [WindowFiles(host, device)])
     return Run(layout.RunPaths(output, "0"), (files,), output), output
@@ -121,10 +133,9 @@ def _stated_rank(host: Path | None, device: Path | None) -> int:
         match = re.search(r"(?:rank|host|device)[-_.=](\d+)", path.name) if path else None
         if match:
             return int(match[1])
-    from chakra_capture.trace.device import read_device_trace
+    from chakra_capture.trace.head import stated_rank
 
-    stated = read_device_trace(device).rank if device else None
-    return stated or 0
+    return (stated_rank(device) if device else None) or 0
 
 
 def _merge(run: "Run", out: Path, options: "MergeOptions", workers: int | None) -> "list[RankReport]":
@@ -149,12 +160,12 @@ def _print(out: Path, reports: "list[RankReport]") -> None:
         if report.error:
             print_error(f"rank {report.rank} was not merged: {report.error}")
             continue
-        print(f"rank {report.rank}: {_headline(report)}")
+        print_line(f"rank {report.rank}: {_headline(report)}")
         for window in report.windows:
             for note in window["notes"] + (window["pairing"] or {"faults": []})["faults"]:
-                print(f"  note: {note}")
+                print_line(f"  note: {note}")
     merged = sum(report.error is None for report in reports)
-    print(f"{merged} of {len(reports)} ranks merged into {out}")
+    print_line(f"{merged} of {len(reports)} ranks merged into {out}")
 
 
 def _headline(report: "RankReport") -> str:

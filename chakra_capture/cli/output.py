@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from chakra_capture.errors import ChakraCaptureError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
@@ -15,6 +17,26 @@ EXIT_BAD_INPUT = 1
 EXIT_USAGE = 2
 
 
+class UsageError(ChakraCaptureError):
+    """The options given do not go together."""
+
+
+def not_negative(_: object, value: object) -> None:
+    """Refuse a negative number as wrong usage."""
+    if isinstance(value, int) and value < 0:
+        raise ValueError(f"{value} is negative; give 0 or more.")
+
+
+def plain(text: str) -> str:
+    """Text for one line of a screen: what names and files hold must not move the cursor or break the line."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)
+
+
+def print_line(text: str) -> None:
+    """Print one line on stdout."""
+    print(plain(text))
+
+
 def print_json(content: dict[str, Any]) -> None:
     """Print one JSON object with NaN-free values."""
     print(json.dumps(content, indent=2, allow_nan=False, default=str))
@@ -22,7 +44,7 @@ def print_json(content: dict[str, Any]) -> None:
 
 def print_error(message: str) -> None:
     """Print an error sentence on stderr."""
-    print(f"chakra-capture: {message}", file=sys.stderr)
+    print(f"chakra-capture: {plain(message)}", file=sys.stderr)
 
 
 def console() -> "Console":
@@ -74,6 +96,11 @@ def size(num_bytes: int) -> str:
         if num_bytes >= step:
             return f"{num_bytes / step:.1f} {unit}"
     return f"{num_bytes} B"
+
+
+def count_of(number: int, noun: str) -> str:
+    """Write a count with its noun: ``1 rank``, ``2 ranks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def number_ranges(numbers: list[int]) -> str:

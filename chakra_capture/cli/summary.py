@@ -8,9 +8,12 @@ from cyclopts import Parameter
 from chakra_capture.cli.output import (
     EXIT_OK,
     console,
+    count_of,
     duration,
+    not_negative,
     number_ranges,
     percent,
+    plain,
     print_error,
     print_json,
 )
@@ -33,15 +36,23 @@ def summary(
     /,
     *,
     job: str | None = None,
-    rank: int | None = None,
-    top: int = 8,
+    rank: Annotated[int | None, Parameter(validator=not_negative)] = None,
+    top: Annotated[int, Parameter(validator=not_negative)] = 8,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Show what a run recorded and where its step time went.
 
     Ranks that are not merged yet, or whose traces are newer than their tables, are merged first.
-    Times are those of profiled steps; the profiler slows small CPU ops down. What a run did not
-    record is shown as "not measured", never as 0.
+
+    Step times are those of whole recorded steps, taken under the profiler, which makes small CPU ops several times
+    slower. Operators are ranked by self time: their duration without the operators inside them, on all threads of the
+    recorded steps; "(outside any op)" is the time of the step's own thread between operators. Device time is
+    compute + exposed communication + exposed copies + idle = span, from the first to the last device activity.
+    What a run did not record is shown as "not measured", never as 0.
+
+    Examples:
+        chakra-capture summary ./traces
+        chakra-capture summary ./traces --job 0.1 --rank 3 --json
 
     Parameters
     ----------
@@ -67,6 +78,8 @@ def summary(
         raise TraceFileError(
             f"{path} has no merged rank {rank}; it has {number_ranges(list(merged))}. Name one of them."
         )
+    if not merged and not run.ranks:
+        raise TraceFileError(run.why_empty)
     if not merged:
         raise TraceFileError(
             f"no rank of {path} could be merged. See the messages above, or run: chakra-capture merge {path}"
@@ -107,15 +120,15 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
     _print_device(out, result)
     _print_top(out, result, top)
     for note in result.notes:
-        out.print(f"note: {note}")
+        out.print(plain(f"note: {note}"))
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
         for note in rank.notes:
-            out.print(f"note: rank {rank.rank}: {note}")
+            out.print(plain(f"note: rank {rank.rank}: {note}"))
 
 
 def _print_head(out: "Console", run: "Run", result: "Overview") -> None:
     of_world = "" if result.world_size is None else f" of {result.world_size}"
-    out.print(f"Run {run.paths.job} in {run.paths.trace_dir}", soft_wrap=True)
+    out.print(plain(f"Run {run.paths.job} in {run.paths.trace_dir}"), soft_wrap=True)
     numbers = number_ranges([rank.rank for rank in result.ranks])
     out.print(f"Ranks      {len(result.ranks)}{of_world} ({numbers})")
     steps = sorted({step for rank in result.ranks for step in rank.steps})
@@ -145,11 +158,10 @@ def _host_ops(result: "Overview") -> str:
 
 def _coverage(result: "Overview") -> str:
     """How much of what was asked for is there, as the manifests say."""
-    windows = [window for recording in result.recordings.values() for window in recording["windows"]]
-    known = [w for w in windows if w["start_step"] is not None and w["end_step"] is not None]
-    asked = sum(w["end_step"] - w["start_step"] + 1 for w in known)
-    whole = sum(len(w["steps"]) for w in known)
-    return f" ({whole} of {asked} asked for recorded whole, over {len(result.recordings)} ranks)" if asked else ""
+    asked = sum(recording["num_steps_asked"] for recording in result.recordings.values())
+    whole = sum(len(window["steps"]) for recording in result.recordings.values() for window in recording["windows"])
+    ranks = count_of(len(result.recordings), "rank")
+    return f" ({whole} of {asked} asked for recorded whole, over {ranks})" if asked else ""
 
 
 def _sum(result: "Overview", field: str) -> int | None:
@@ -158,7 +170,15 @@ def _sum(result: "Overview", field: str) -> int | None:
 
 
 def _print_steps(out: "Console", result: "Overview") -> None:
-    table = _table("Step time (profiled)", "rank", "steps", "mean", "median", "min", "max")
+    table = _table(
+        "Step time (profiled)",
+        "rank",
+        "steps",
+        "mean",
+        "median",
+        "min",
+        "max",
+    )
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
         time = rank.step_time
         if time:
@@ -169,7 +189,9 @@ def _print_steps(out: "Console", result: "Overview") -> None:
     out.print(table)
     partial = sum(rank.step_time["num_partial"] for rank in result.ranks if rank.step_time)
     if partial:
-        out.print(f"{partial} steps were cut short and are not in these times")
+        out.print(f"cut short and not in these times: {count_of(partial, 'step')}")
+    if any(rank.step_time for rank in result.ranks):
+        out.print("under the profiler, where small CPU ops take several times as long")
     if len(result.ranks) > _MAX_RANKS_SHOWN:
         out.print(f"... and {len(result.ranks) - _MAX_RANKS_SHOWN} ranks more (--json has all)")
     out.print()
@@ -195,10 +217,12 @@ def _device_cells(rank: "RankOverview") -> list[str]:
 
 
 def _print_top(out: "Console", result: "Overview", top: int) -> None:
-    if result.operators.height:
+    if top and result.operators.height:
         out.print(_top_table("Top operators by self time", result.operators.head(top), "self_ns"))
+        scope = "whole recorded steps" if any(rank.step_time for rank in result.ranks) else "all that was recorded"
+        out.print(f"of {scope}, all threads; share of the self times of all operators")
         out.print()
-    if result.kernels.height:
+    if top and result.kernels.height:
         out.print(_top_table("Top kernels by total time", result.kernels.head(top), "total_ns"))
         out.print()
 
@@ -214,7 +238,7 @@ def _top_table(title: str, rows: "pl.DataFrame", time: str) -> "Table":
 
 def _shortened(name: str, width: int) -> str:
     """Fit a name into ``width``: what a trace calls something may hold anything, line breaks too."""
-    line = "".join(c if c.isprintable() else " " for c in name.removeprefix("void "))
+    line = plain(name.removeprefix("void "))
     return line if len(line) <= width else f"{line[: width - 1]}…"
 
 

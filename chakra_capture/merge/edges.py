@@ -1,4 +1,4 @@
-"""Dependencies between rows: launches, order on a thread, order on a stream."""
+"""Dependencies between rows: launches, order on a thread, order on a stream, waits."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,11 @@ import polars as pl
 
 from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, tracks
 from chakra_capture.merge.tables import Columns
+from chakra_capture.merge.waits import find_waits
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.schema import EDGE_KINDS, EDGES, SIDES
+
+_LARGEST_OFFSET_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +38,18 @@ class _Part:
 
 
 def find_edges(columns: Columns) -> Edges:
-    """Launch, thread_order and stream_order edges of one window."""
+    """All edges of one window."""
     offset = clock_offset(columns)
     on_device = columns.is_kind(*ACTIVITY_KINDS)
     start = columns.ts_ns + np.where(on_device & (columns.ts_ns != MISSING), offset, 0)
     has_end = (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
     end = np.where(has_end, start + np.where(has_end, columns.dur_ns, 0), MISSING)
     parts = [_launches(columns, start), *_thread_order(columns, has_end), _stream_order(columns, start, has_end)]
+    waits = find_waits(columns)
+    parts += [
+        _wait_edges(columns, "sync", waits.sync, end, end),
+        _wait_edges(columns, "event_wait", waits.event, end, start),
+    ]
     backward: dict[str, int] = {}
     frames = []
     for part in parts:
@@ -54,23 +62,32 @@ def find_edges(columns: Columns) -> Edges:
 
 
 def clock_offset(columns: Columns) -> int:
-    """Smallest shift of the device clock, ns, under which no activity starts before its launch call; 0 if none."""
-    launched = np.flatnonzero((columns.launch >= 0) & (columns.ts_ns != MISSING) & columns.is_kind(*ACTIVITY_KINDS))
-    if not len(launched):
-        return 0
+    """Smallest shift of the device clock, ns, under which no activity starts before its launch call; 0 if none.
+
+    An activity that starts a second or more before its launch has a wrong time: no clock is that far off.
+    """
+    launched = _timed_launches(columns)
     lag = columns.ts_ns[launched] - columns.ts_ns[columns.launch[launched]]
-    return max(0, -int(lag.min()))
+    lag = lag[lag > -_LARGEST_OFFSET_NS]
+    return max(0, -int(lag.min())) if len(lag) else 0
+
+
+def _timed_launches(columns: Columns) -> Int64:
+    """Activities whose own start and that of their launch are known."""
+    has_launch = (columns.launch >= 0) & columns.is_kind(*ACTIVITY_KINDS)
+    known = (columns.ts_ns != MISSING) & (columns.ts_ns[np.maximum(columns.launch, 0)] != MISSING)
+    return np.flatnonzero(has_launch & known)
 
 
 def _launches(columns: Columns, start: Int64) -> _Part:
     """One edge per activity whose launch is not implied by the launch of an earlier one on its stream."""
-    rows = np.flatnonzero((columns.launch >= 0) & (columns.ts_ns != MISSING))
+    rows = _timed_launches(columns)
     if not len(rows):
         return _Part("launch", rows, "start", rows, "start")
     call = columns.launch[rows]
     call_track = tracks(columns.pid, columns.tid)[call]
     stream = _streams(columns, rows)
-    order = np.lexsort((columns.ts_ns[call], start[rows], stream, call_track))
+    order = np.lexsort((rows, start[rows], stream, call_track))  # on a stream as stream_order has it
     rows, call, group = rows[order], call[order], tracks(call_track[order], stream[order])
     begun = columns.ts_ns[call]
     # Within (thread, stream), an edge is implied if an activity before it was launched no earlier.
@@ -96,8 +113,9 @@ def _thread_order(columns: Columns, has_end: Bool) -> list[_Part]:
     timed = columns.is_kind(*CPU_KINDS) & has_end & ~columns.is_kind("memory", "instant")
     rows = np.flatnonzero(timed)
     parent = columns.parent[rows]
-    usable = (parent < 0) | timed[np.maximum(parent, 0)]
-    rows, parent = rows[usable], parent[usable]
+    # A row without an end orders nothing; what ran inside it is ordered by the row around it.
+    while (open_parent := (parent >= 0) & ~timed[np.maximum(parent, 0)]).any():
+        parent = np.where(open_parent, columns.parent[np.maximum(parent, 0)], parent)
     order = np.lexsort((rows, parent, tracks(columns.pid, columns.tid)[rows]))
     rows, parent = rows[order], parent[order]
     track = tracks(columns.pid, columns.tid)[rows]
@@ -119,6 +137,24 @@ def _stream_order(columns: Columns, start: Int64, has_end: Bool) -> _Part:
     rows, stream = rows[order], stream[order]
     same = stream[1:] == stream[:-1]
     return _Part("stream_order", rows[:-1][same], "end", rows[1:][same], "start")
+
+
+def _wait_edges(columns: Columns, kind: str, pairs: list[tuple[int, int]], src_time: Int64, dst_time: Int64) -> _Part:
+    """Waits of one kind without those that another one between the same two tracks implies."""
+    src, dst = np.array(sorted(set(pairs)), dtype=np.int64).reshape(-1, 2).T
+    track = tracks(columns.pid, columns.tid)
+    known = (src_time[src] != MISSING) & (dst_time[dst] != MISSING)
+    forward = known & (src_time[src] <= dst_time[dst])
+    late = src[known & ~forward], dst[known & ~forward]
+    src, dst = src[forward], dst[forward]
+    order = np.lexsort((-src_time[src], dst_time[dst], track[dst], track[src]))
+    src, dst = src[order], dst[order]
+    if len(src):
+        keep = src_time[src] > _running_max(src_time[src], tracks(track[src], track[dst]))
+        src, dst = src[keep], dst[keep]
+    # The backward ones stay in the list, so that they are counted where all edges are checked.
+    dst_at = "end" if kind == "sync" else "start"
+    return _Part(kind, np.concatenate([src, late[0]]), "end", np.concatenate([dst, late[1]]), dst_at)
 
 
 def _streams(columns: Columns, rows: Int64) -> Int64:

@@ -33,11 +33,13 @@ class HostLink:
         device_row: per host node its row in the device trace, -1 for none.
         num_name_mismatch: ids in both files under different names (left unlinked).
         num_duplicate_ids: device rows beyond the first with the same id.
+        num_host_duplicates: host nodes that repeat id and name of one that is linked (left unlinked).
     """
 
     device_row: Int64
     num_name_mismatch: int
     num_duplicate_ids: int
+    num_host_duplicates: int
 
 
 def link_host_ops(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tuple[HostLink, Evidence]:
@@ -51,8 +53,8 @@ def link_host_ops(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
     device_ids = device.ids["record_function_id"][rows]
     hit = match_keys(host_ids, device_ids)
     found = hit >= 0
-    row = np.where(found, rows[np.maximum(hit, 0)] if len(rows) else -1, -1)
-    equal = found & _same_names(host, device, row)
+    row = _same_id_and_name(host, device, rows)
+    equal = row >= 0
     both_sequence = equal & (host.attrs["seq_id"] != MISSING) & (device.ids["sequence_number"][row] != MISSING)
     same_sequence = both_sequence & (host.attrs["seq_id"] == device.ids["sequence_number"][row])
     known = device_ids[device_ids != MISSING]
@@ -69,31 +71,57 @@ def link_host_ops(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
         num_sequence_common=int(np.count_nonzero(both_sequence)),
         num_sequence_equal=int(np.count_nonzero(same_sequence)),
     )
+    once = _each_row_once(row)
     link = HostLink(
-        device_row=np.where(equal, row, -1),
+        device_row=once,
         num_name_mismatch=int(np.count_nonzero(found & ~equal)),
         num_duplicate_ids=len(known) - len(np.unique(known)),
+        num_host_duplicates=int(np.count_nonzero(equal & (once < 0))),
     )
     return link, evidence
 
 
-def _same_names(host: HostTrace, device: DeviceTrace, row: Int64) -> Bool:
+def _same_id_and_name(host: HostTrace, device: DeviceTrace, rows: Int64) -> Int64:
+    """Device row of each host node with its record-function id and its name, -1 for none; the first of several."""
     code_of = {name: code for code, name in enumerate(device.name.values)}
-    host_code = np.array([code_of.get(name, -2) for name in host.name.values], dtype=np.int64)
-    if not len(device.name.codes):
-        return np.zeros(len(row), dtype=bool)
-    return np.asarray(host_code[host.name.codes] == device.name.codes[row])
+    host_code = np.array([code_of.get(name, -1) for name in host.name.values], dtype=np.int64)[host.name.codes]
+    ids, number = np.unique(device.ids["record_function_id"][rows], return_inverse=True)
+    at = match_keys(host.attrs["rf_id"], ids)
+    width = len(code_of) + 1
+    left = np.where((at >= 0) & (host_code >= 0), at * width + host_code, MISSING)
+    hit = match_keys(left, number.reshape(-1).astype(np.int64) * width + device.name.codes[rows])
+    return np.where(hit >= 0, rows[np.maximum(hit, 0)], -1) if len(rows) else hit
 
 
-def link_launches(correlation: Int64, ts_ns: Int64, dur_ns: Int64, is_runtime: Bool, is_activity: Bool) -> Int64:
+def _each_row_once(row: Int64) -> Int64:
+    """Keep the first node that claims a device row; the others are linked to none."""
+    _, first = np.unique(row, return_index=True)
+    once = np.full(len(row), -1, dtype=np.int64)
+    once[first] = row[first]
+    return once
+
+
+def ambiguous_correlations(correlation: Int64, pid: Int64, is_runtime: Bool) -> Int64:
+    """Correlation ids under which calls of several processes stand: which of them launched, the file does not say."""
+    calls = np.flatnonzero(is_runtime & (correlation != MISSING))
+    pairs = np.unique(np.stack([correlation[calls], pid[calls]]), axis=1)
+    ids, count = np.unique(pairs[0], return_counts=True)
+    return ids[count > 1]
+
+
+def link_launches(
+    correlation: Int64, ts_ns: Int64, dur_ns: Int64, *, pid: Int64, is_runtime: Bool, is_activity: Bool
+) -> Int64:
     """Row of the launch of each device activity, -1 for none and for every other row.
 
     A runtime call and the driver call nested in it share one correlation id: the outermost, which
     starts first and lasts longest, is the launch.
     """
     launch = np.full(len(correlation), -1, dtype=np.int64)
-    calls = np.flatnonzero(is_runtime & (correlation != MISSING))
-    calls = calls[np.lexsort((-dur_ns[calls], ts_ns[calls]))]
+    ambiguous = ambiguous_correlations(correlation, pid, is_runtime)
+    calls = np.flatnonzero(is_runtime & (correlation != MISSING) & ~np.isin(correlation, ambiguous))
+    # A call whose time was lost is the launch only if there is no other.
+    calls = calls[np.lexsort((-dur_ns[calls], ts_ns[calls], ts_ns[calls] == MISSING))]
     activities = np.flatnonzero(is_activity)
     hit = match_keys(correlation[activities], correlation[calls])
     if len(calls):

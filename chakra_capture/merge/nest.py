@@ -66,3 +66,25 @@ def nest(track: Int64, ts_ns: Int64, dur_ns: Int64) -> Nesting:
     end_ns = np.array(ends, dtype=np.int64)
     self_ns = np.where(is_open, MISSING, end_ns - ts_ns - np.array(inside, dtype=np.int64))
     return Nesting(np.array(parent, dtype=np.int64), end_ns, self_ns, clipped)
+
+
+def innermost_at(times: Int64, start_ns: Int64, end_ns: Int64) -> Int64:
+    """Position of the interval that holds each time, of several the one that began last; -1 for none.
+
+    Args:
+        start_ns: starts, ascending; on a tie the later position counts as inside.
+        end_ns: ends, exclusive.
+    """
+    bounds = np.unique(np.concatenate([start_ns, end_ns]))
+    holder = np.full(len(bounds) + 1, -1, dtype=np.int64)
+    open_ones: list[int] = []
+    following = 0
+    for at, bound in enumerate(bounds.tolist()):
+        while following < len(start_ns) and start_ns[following] <= bound:
+            open_ones.append(following)
+            following += 1
+        # An interval that ended below one still open is found here later, when the one above it ends.
+        while open_ones and end_ns[open_ones[-1]] <= bound:
+            open_ones.pop()
+        holder[at + 1] = open_ones[-1] if open_ones else -1
+    return holder[np.searchsorted(bounds, times, side="right")]

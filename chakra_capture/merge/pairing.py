@@ -12,8 +12,26 @@ _MIN_EQUAL = 0.9
 
 
 @dataclass(frozen=True, slots=True)
+class OrderEvidence:
+    """How well call order joins two traces without common ids.
+
+    Attributes:
+        num_compared, num_matched: host ops, and those with a counterpart.
+        num_occurrences: how often the host trace's ops occur in the device trace.
+        num_sequence_compared, num_sequence_equal: sequence numbers of the matched ops. None equal: the host trace
+            is of another iteration than the ops it is linked to.
+    """
+
+    num_compared: int
+    num_matched: int
+    num_occurrences: int
+    num_sequence_compared: int
+    num_sequence_equal: int
+
+
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """What host and device trace say of each other."""
+    """What host and device trace say of each other; ``order`` where they were joined by call order."""
 
     host_pid: int | None
     device_pids: tuple[int, ...]
@@ -25,6 +43,7 @@ class Evidence:
     num_names_equal: int
     num_sequence_common: int
     num_sequence_equal: int
+    order: OrderEvidence | None = None
 
     def faults(self) -> list[str]:
         """Reasons why the two files do not belong together; empty for a pair."""
@@ -36,6 +55,11 @@ class Evidence:
             found.append(f"different rank: rank {self.expected_rank} expected, device trace of rank {self.device_rank}")
         if self.num_host_ids and self.num_device_ids and not self.num_ids_common:
             found.append("different window: no record-function id of the host trace is in the device trace")
+        if self.order is not None and self.order.num_matched < _MIN_EQUAL * self.order.num_compared:
+            found.append(
+                "different program: no record-function ids in common, and by call order only "
+                f"{self.order.num_matched} of {self.order.num_compared} host ops have a counterpart"
+            )
         if self.num_ids_common and self.num_names_equal < _MIN_EQUAL * self.num_ids_common:
             found.append(
                 "different program: of the record-function ids in both files only "
@@ -62,3 +86,20 @@ def check_pair(host: HostTrace, device: DeviceTrace, evidence: Evidence, *, forc
             "Give the two files of one rank of one run, or merge them all the same with --force."
         )
     return faults
+
+
+def check_rank(device: DeviceTrace, rank: int, *, force: bool) -> list[str]:
+    """Return the fault of a forced device trace that states another rank than its name.
+
+    Raises:
+        PairingError: it does, and ``force`` is off.
+    """
+    if device.rank in (None, rank):
+        return []
+    fault = f"different rank: rank {rank} expected, device trace of rank {device.rank}"
+    if not force:
+        raise PairingError(
+            f"{device.path} is not of this rank: {fault}. "
+            "Give each rank its own file, or merge it all the same with --force."
+        )
+    return [fault]

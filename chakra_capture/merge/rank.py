@@ -1,7 +1,8 @@
 """Merging one rank: read its files, link each window, write the tables; link.json last."""
 
+import io
 import os
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import polars as pl
 from chakra_capture import annotations, layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.edges import Edges, find_edges
-from chakra_capture.merge.link import HostLink, link_host_ops
-from chakra_capture.merge.pairing import Evidence, check_pair
+from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
+from chakra_capture.merge.order import link_by_order
+from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
 from chakra_capture.merge.tables import Columns, collectives, link_rows, step_rows
@@ -105,7 +107,12 @@ def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Wind
         is_cpu_op = of_kind(device_kinds(device), ("host_op", "annotation"))
         link, found = link_host_ops(host, device, is_cpu_op)
         evidence = replace(found, expected_rank=rank)
+        if not (found.num_host_ids and found.num_device_ids):
+            device_row, order = link_by_order(host, device, is_cpu_op)
+            link, evidence = replace(link, device_row=device_row), replace(evidence, order=order)
         faults = check_pair(host, device, evidence, force=options.force)
+    elif device is not None:
+        faults = check_rank(device, rank, force=options.force)
     columns = link_rows(host, device, link)
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
@@ -186,7 +193,7 @@ def _entry(
         "device": None if device is None else _device_entry(device, columns),
         "pairing": None if evidence is None else _pairing_entry(evidence, faults),
         "salvaged": bool(notes),
-        "notes": [*notes, *(host.notes if host else ())],
+        "notes": [*notes, *_plain_notes(host, faults if evidence is None else [])],
         "rows": {kind: n for kind in KINDS if (n := int(np.count_nonzero(columns.is_kind(kind))))},
         "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
@@ -197,6 +204,12 @@ def _entry(
         },
     }
     return entry
+
+
+def _plain_notes(host: HostTrace | None, faults: list[str]) -> list[str]:
+    """What is no damage, yet must be said: of the host trace, and why a lone device trace had to be forced."""
+    said = [] if host is None else [f"{host.path.name}: {note}" for note in host.notes]
+    return [*said, *(f"merged by force: {fault}" for fault in faults)]
 
 
 def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dict[str, Any]:
@@ -223,10 +236,19 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
         "host_only_names": dict(sorted(only.items(), key=lambda item: (-item[1], item[0]))[:10]),
         "num_name_mismatch": 0 if link is None else link.num_name_mismatch,
         "num_duplicate_node_ids": host.num_duplicate_ids,
+        "num_duplicate_record_function_ids": 0 if link is None else link.num_host_duplicates,
         "num_dangling_parents": len(dangling),
+        "num_cycles": len(host.cycles),
+        "cycles": [_cycle(host, ids) for ids in host.cycles[:10]],
         "parents": _parent_agreement(columns),
         "steps": _step_set(host.name),
     }
+
+
+def _cycle(host: HostTrace, ids: tuple[int, ...]) -> list[dict[str, Any]]:
+    """The first nodes of a cycle, by id and name."""
+    at = {int(node): row for row, node in enumerate(host.node_id.tolist())}
+    return [{"id": node, "name": host.name[at[node]]} for node in ids[:10]]
 
 
 def _parent_agreement(columns: Columns) -> dict[str, int]:
@@ -248,7 +270,9 @@ def _parent_agreement(columns: Columns) -> dict[str, int]:
 
 def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
     activity = columns.is_kind(*ACTIVITY_KINDS)
-    no_id = activity & (columns.ids["correlation_id"] == MISSING)
+    correlation = columns.ids["correlation_id"]
+    no_id = activity & (correlation == MISSING)
+    ambiguous = np.isin(correlation, ambiguous_correlations(correlation, columns.pid, columns.is_kind("runtime")))
     launched = activity & (columns.launch >= 0)
     return {
         "file": device.path.name,
@@ -263,7 +287,8 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
         "num_with_parent": int(np.count_nonzero(activity & (columns.parent >= 0))),
         "orphans": {
             "no_correlation_id": int(np.count_nonzero(no_id)),
-            "launch_not_in_file": int(np.count_nonzero(activity & ~no_id & (columns.launch < 0))),
+            "launch_not_in_file": int(np.count_nonzero(activity & ~no_id & ~ambiguous & (columns.launch < 0))),
+            "launch_in_several_processes": int(np.count_nonzero(activity & ambiguous)),
             "launch_outside_any_op": int(np.count_nonzero(launched & (columns.parent < 0))),
         },
         "num_bad_times": device.num_bad_times,
@@ -289,6 +314,8 @@ def _pairing_entry(evidence: Evidence, faults: list[str]) -> dict[str, Any]:
         "num_names_equal": evidence.num_names_equal,
         "num_sequence_numbers_compared": evidence.num_sequence_common,
         "num_sequence_numbers_equal": evidence.num_sequence_equal,
+        "linked_by": "record_function_id" if evidence.order is None else "call_order",
+        "call_order": None if evidence.order is None else asdict(evidence.order),
         "forced": bool(faults),
         "faults": faults,
     }
@@ -299,13 +326,22 @@ def _write(out: Path, tables: dict[str, pl.DataFrame], link: dict[str, Any]) -> 
         out.mkdir(parents=True, exist_ok=True)
         (out / layout.LINK_FILE).unlink(missing_ok=True)  # the folder counts as merged only with it
         for name, table in tables.items():
-            part = layout.part_path(out / name)
-            table.write_parquet(part, compression="zstd", compression_level=1)
-            os.replace(part, out / name)
-        part = layout.part_path(out / layout.LINK_FILE)
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(link), indent=1))
-        os.replace(part, out / layout.LINK_FILE)
+            # In memory first: polars does not say why a file cannot be written.
+            content = io.BytesIO()
+            table.write_parquet(content, compression="zstd", compression_level=1)
+            _replace(out / name, content.getbuffer())
+        _replace(out / layout.LINK_FILE, msgspec.json.format(msgspec.json.encode(link), indent=1))
     except OSError as error:
         raise TraceFileError(
             f"{out} cannot be written: {error.strerror or error}. Give a writable folder with -o."
         ) from error
+
+
+def _replace(path: Path, content: bytes | memoryview) -> None:
+    part = layout.part_path(path)
+    try:
+        part.write_bytes(content)
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise

@@ -9,7 +9,7 @@ import polars as pl
 from chakra_capture import annotations
 from chakra_capture.merge.collectives import host_collective, kernel_collective
 from chakra_capture.merge.link import HostLink, link_launches
-from chakra_capture.merge.nest import nest
+from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.merge.rows import (
     ACTIVITY_KINDS,
     CODE,
@@ -71,8 +71,9 @@ def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: Hos
         columns.ids["correlation_id"],
         columns.ts_ns,
         columns.dur_ns,
-        columns.is_kind("runtime"),
-        columns.is_kind(*ACTIVITY_KINDS),
+        pid=columns.pid,
+        is_runtime=columns.is_kind("runtime"),
+        is_activity=columns.is_kind(*ACTIVITY_KINDS),
     )
     _device_parents(columns)
     columns.step = _steps(columns)
@@ -327,9 +328,8 @@ def _steps(columns: Columns) -> Int64:
     for pid in np.unique(columns.pid[marks]):
         mine = marks[columns.pid[marks] == pid]
         rows = np.flatnonzero(is_cpu & (columns.pid == pid))
-        at = np.searchsorted(columns.ts_ns[mine], columns.ts_ns[rows], side="right") - 1
-        inside = (at >= 0) & (columns.ts_ns[rows] < columns.clipped_end_ns[mine[np.maximum(at, 0)]])
-        step[rows] = np.where(inside, numbers[mine[np.maximum(at, 0)]], MISSING)
+        holder = innermost_at(columns.ts_ns[rows], columns.ts_ns[mine], columns.clipped_end_ns[mine])
+        step[rows] = np.where(holder >= 0, numbers[mine[np.maximum(holder, 0)]], MISSING)
     step[named] = numbers[named]
     launched = columns.launch >= 0
     step[launched] = step[columns.launch[launched]]

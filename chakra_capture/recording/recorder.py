@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_STRAGGLERS_NS = 5_000_000
+
 
 class Recorder:
     """One cycle: ``prepare``, then steps, then ``stop``, then ``settle`` when the observer may be closed."""
@@ -119,6 +121,11 @@ class Recorder:
         if self._open_step is not None:
             self.record.partial_step = self._open_step
             self._close_annotation()
+        if self._run.manifest.world_size > 1:
+            # gloo's threads end their annotations a little after the training thread has gone on; the observer writes
+            # an annotation at its end, so one still open now would be in the device trace only.
+            time.sleep(_STRAGGLERS_NS / 1e9)
+            self.record.slept_ns += _STRAGGLERS_NS
         self.record.ended = ClockAnchor.now()
         profiler, self._profiler = self._profiler, None
         assert profiler is not None

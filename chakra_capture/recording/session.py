@@ -5,17 +5,17 @@ The one place of the training half that catches everything (``Session._guarded``
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from chakra_capture.annotations import safe_name
 from chakra_capture.config import ChakraProfileConfig, OnFault, TriggerConfig, Validation, settings_from
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import registry
-from chakra_capture.recording.manifest import CycleRecord, Reason
+from chakra_capture.recording.manifest import CycleRecord, Reason, settings_in_effect
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
@@ -24,6 +24,7 @@ from chakra_capture.recording.window import NEVER, Cycle, StepPlan
 logger = logging.getLogger(__name__)
 
 _ALWAYS = -1
+Batch = TypeVar("Batch")
 
 
 def capture(settings: object, *, rank: RankInfo | None = None) -> "Session":
@@ -110,6 +111,29 @@ class Session:
         """Bracket one global step: ``with session.step(g):``."""
         self._step_context.step = step
         return self._step_context
+
+    def steps(self, batches: Iterable[Batch], first_step: int = 0) -> Iterator[tuple[int, Batch]]:
+        """Number the batches of a plain loop: ``for step, batch in session.steps(loader): ...``.
+
+        Each step begins with the request for its batch and ends with the loop's body. A loop left by ``break`` or an
+        exception leaves its last step cut short.
+
+        Args:
+            batches: what the loop goes over; one batch is one step.
+            first_step: global number of the first step, for a loop that resumes.
+        """
+        source = iter(batches)
+        step = first_step
+        while True:
+            self.start_step(step)
+            try:
+                batch = next(source)
+            except StopIteration:
+                self.abort_step()
+                return
+            yield step, batch
+            self.end_step(step)
+            step += 1
 
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Bracket a part of a step; it shows in the traces under ``name``."""
@@ -201,9 +225,9 @@ class Session:
         self._ranks = ranks = self._ranks or current_rank(os.environ)
         folder, job = str(trace_folder(settings)), job_name(settings, os.environ)
         self._run = registry.run_of(folder, job, ranks.rank, lambda: open_run(settings, ranks, os.environ))
+        self._run.manifest.settings = settings_in_effect(settings)  # of the latest fit, if there are several
         if ranks.rank == 0:
-            for name in _settings_without_effect(settings):
-                logger.warning("chakra_profile.%s has no effect in this version of chakra-capture.", name)
+            _warn_of_what_will_not_be(settings, ranks)
         if settings.ranks is None or ranks.rank in settings.ranks:
             self._plan = StepPlan(settings.step_windows)
             if self._plan.cycles:
@@ -331,10 +355,27 @@ class Session:
         return ", ".join(f"{w.start_step}..{w.end_step}" for w in self._settings.step_windows)
 
 
+def _warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> None:
+    for name in _settings_without_effect(settings):
+        logger.warning("chakra_profile.%s has no effect in this version of chakra-capture.", name)
+    if not settings.step_windows:
+        logger.warning(
+            "chakra_profile.start_step is null, and this version of chakra-capture records no phases: nothing will be "
+            "recorded. Set start_step and end_step."
+        )
+    if settings.ranks is not None and not any(rank < ranks.world_size for rank in settings.ranks):
+        logger.warning(
+            "chakra_profile.ranks is %s but the job has %d rank(s), numbered from 0: nothing will be recorded.",
+            list(settings.ranks),
+            ranks.world_size,
+        )
+
+
 def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
     """Name the settings that were changed but belong to parts that do not exist yet."""
     names = [name for name in ("live", "log_to_logger", "replay_data", "memory_snapshot") if getattr(settings, name)]
     names += ["validation"] if settings.validation is not Validation.keep else []
+    names += ["max_recorded_steps"] if settings.max_recorded_steps is not None else []
     names += ["trigger"] if settings.trigger != TriggerConfig() else []
     return names
 

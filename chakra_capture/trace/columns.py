@@ -85,7 +85,12 @@ def parse_ints(texts: Sequence[bytes | None]) -> Int64:
     text = pl.Series(joined.replace('"', "").split("\n"), dtype=pl.String)
     if len(text) != len(texts):  # a text with a line break in it: no integer, but it shifts the rows
         return int_column(bytes(t or b"").decode("utf-8", "replace").strip('"') for t in texts)
-    numbers = text.cast(pl.Int64, strict=False).fill_null(MISSING).to_numpy()
+    return text.cast(pl.Int64, strict=False).fill_null(MISSING).to_numpy()
+
+
+def parse_ids(texts: Sequence[bytes | None]) -> Int64:
+    """Read JSON integers that are small enough to be an id; anything else becomes ``MISSING``."""
+    numbers = parse_ints(texts)
     return np.where((numbers >= -LARGEST) & (numbers <= LARGEST), numbers, MISSING)
 
 

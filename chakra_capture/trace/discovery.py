@@ -11,7 +11,8 @@ from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
 
 _NUMBERED = re.compile(r"(?:(?P<side>host|device)[._-])?(?:rank[-_=]?)?(?P<rank>\d+)\.json(?:\.gz)?")
-_TORCH_NAME = re.compile(r".+\.pt\.trace\.json(?:\.gz)?")
+# torch.profiler.tensorboard_trace_handler: <worker>.<time ns>.pt.trace.json; a worker is <host>_<pid> by default.
+_TORCH_NAME = re.compile(r"(?P<worker>.+?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(?:\.gz)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Run:
     ranks: tuple[RankFiles, ...]
     merged_dir: Path
     other_jobs: tuple[str, ...] = ()
+    is_newest: bool = False
 
     @property
     def merged_ranks(self) -> dict[int, Path]:
@@ -63,14 +65,31 @@ class Run:
     @property
     def manifests(self) -> dict[int, "ManifestHead"]:
         """What each rank's manifest says; ranks without a readable one are left out."""
-        heads = {rank.rank: manifest_head(self.paths.manifest(rank.rank)) for rank in self.ranks}
-        return {rank: head for rank, head in heads.items() if head is not None}
+        folder = self.paths.run_dir
+        found = {}
+        for child in folder.iterdir() if folder.is_dir() else ():
+            match = layout.TRACE_NAME.fullmatch(child.name)
+            head = manifest_head(child) if match and not match["part"] else None
+            if match and head is not None:
+                found[int(match["rank"])] = head
+        return dict(sorted(found.items()))
+
+    @property
+    def why_empty(self) -> str:
+        """One sentence on a run without traces: why it recorded nothing, and what else is here."""
+        reasons = sorted({head.detail or head.reason or "unknown" for head in self.manifests.values()})
+        why = f" ({', '.join(reasons)})" if reasons else ""
+        others = f" Other runs here: {', '.join(self.other_jobs)}; choose one with --job." if self.other_jobs else ""
+        return f"run {self.paths.job} in {self.paths.trace_dir} recorded no traces{why}.{others or ' Record it again.'}"
 
 
 class _ManifestWindow(msgspec.Struct):
     cycle: int = 0
     start_step: int | None = None
     end_step: int | None = None
+    warmup_steps: int = 0
+    active_steps: int = 1
+    first_step: int | None = None
     steps: list[int] = msgspec.field(default_factory=list)
     partial_step: int | None = None
     aborted_steps: list[int] = msgspec.field(default_factory=list)
@@ -163,7 +182,7 @@ def _own_run(path: Path, jobs: dict[str, float], job: str | None) -> Run:
         head = manifest_head(paths.manifest(entry.rank))
         if head is not None:
             entry.windows = [_with_cut_steps(files, head) for files in entry.windows]
-    return Run(paths, tuple(ranks), paths.merged_dir, others)
+    return Run(paths, tuple(ranks), paths.merged_dir, others, is_newest=job is None)
 
 
 def _with_cut_steps(files: WindowFiles, head: ManifestHead) -> WindowFiles:
@@ -223,22 +242,29 @@ def _by_number(host: Iterable[Path], device: Iterable[Path]) -> list[RankFiles]:
 
 
 def _by_content(traces: list[Path]) -> list[RankFiles]:
-    """Number torch's own trace files by the rank they state; several of one rank are windows in name order."""
+    """Number torch's own trace files by the rank they state; several of one rank are windows in order of time."""
     ranks: dict[int, RankFiles] = {}
-    for path, rank in _stated_ranks(traces):
+    for rank, path in _stated_ranks(sorted(traces, key=_time_in_name)):
         entry = ranks.setdefault(rank, RankFiles(rank))
         entry.windows.append(WindowFiles(None, path, len(entry.windows)))
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def _stated_ranks(traces: list[Path]) -> Iterator[tuple[Path, int]]:
-    from chakra_capture.trace.device import read_device_trace
+def _time_in_name(path: Path) -> tuple[int, str]:
+    match = _TORCH_NAME.fullmatch(path.name)
+    return (int(match["time"] or 0) if match else 0), path.name
 
+
+def _stated_ranks(traces: list[Path]) -> Iterator[tuple[int, Path]]:
+    from chakra_capture.trace.head import stated_rank
+
+    workers = {match["worker"] for path in traces if (match := _TORCH_NAME.fullmatch(path.name))}
     for path in traces:
-        rank = read_device_trace(path).rank
-        if rank is None and len(traces) > 1:
+        rank = stated_rank(path)
+        # The files of one process are its windows, whether or not it had a rank.
+        if rank is None and len(workers) > 1:
             raise TraceFileError(
-                f"{path} does not state its rank, and the folder holds {len(traces)} traces, so they cannot be told "
-                "apart. Name them rank-<R>.json in a folder device/."
+                f"{path} does not state its rank, and the folder holds traces of {len(workers)} processes, so their "
+                "ranks are not known. Merge each alone: --device FILE --rank R -o OUT."
             )
-        yield path, rank or 0
+        yield rank or 0, path

@@ -17,6 +17,7 @@ from chakra_capture.trace.columns import (
     coded_bytes,
     int_column,
     missing,
+    parse_ids,
     parse_ints,
 )
 from chakra_capture.trace.mend import EVENTS
@@ -145,7 +146,7 @@ def _take_ids(args: list[dict[str, msgspec.Raw]], keys: list[str]) -> Int64:
     column = missing(len(args))
     for key in keys:
         raws = list(map(dict.get, args, repeat(key)))
-        values = parse_ints(raws)
+        values = parse_ids(raws)
         taken = (values != MISSING) & (column == MISSING)
         column[taken] = values[taken]
         if np.count_nonzero(taken) == len(raws) - raws.count(None):

@@ -12,9 +12,10 @@ from isal import isal_zlib
 
 from chakra_capture.errors import TraceFileError
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_GZIP_WBITS = 31
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_WBITS = 31
 _COMPRESSED_CHUNK = 1 << 16
+_SMALL = 1 << 12
 _PIECE = 1 << 20
 _FIRST_BYTES = 4096
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -82,7 +83,7 @@ class ByteSource:
         """Look at the first bytes; None for plain UTF-8, which goes straight into the caller's buffer."""
         head = self._read(_FIRST_BYTES)
         pieces: Iterator[bytes] | None = None
-        if head[:2] == _GZIP_MAGIC:
+        if head[:2] == GZIP_MAGIC:
             pieces = self._gunzip(head)
             head = next(pieces, b"")
         self.first = head[:_FIRST_BYTES]
@@ -107,13 +108,14 @@ class ByteSource:
 
     def _gunzip(self, data: bytes) -> Iterator[bytes]:
         """Decompress every member; a cut or damaged stream gives what came before the damage."""
-        member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
-        taken, given = len(data), 0
+        member = isal_zlib.decompressobj(wbits=GZIP_WBITS)
+        taken, given, begin, given_before = len(data), 0, 0, 0
         while True:
             try:
                 piece = member.decompress(data, _PIECE)
             except (isal_zlib.error, zlib.error) as error:  # type: ignore[misc]  # isal's stub types its error as an instance
                 self.cut = f"damaged gzip ({error})"
+                yield from self._before_damage(begin, given - given_before)
                 return
             data = member.unused_data if member.eof else member.unconsumed_tail
             given += len(piece)
@@ -130,9 +132,65 @@ class ByteSource:
                 self.cut = None if member.eof else "truncated gzip"
                 return
             if member.eof and data:
-                if _GZIP_MAGIC[: len(data)] != data[:2]:
+                if GZIP_MAGIC[: len(data)] != data[:2]:
                     return  # whatever follows the last member is no gzip
-                member = isal_zlib.decompressobj(wbits=_GZIP_WBITS)
+                member = isal_zlib.decompressobj(wbits=GZIP_WBITS)
+                begin, given_before = taken - len(data), given
+
+    def _before_damage(self, begin: int, skip: int) -> Iterator[bytes]:
+        """What the damaged member at ``begin`` gives up to its damage, ``skip`` bytes of which are read already.
+
+        A failing call gives nothing, so the last ones are small.
+        """
+        self._file.seek(begin)
+        stream = zlib.decompressobj(wbits=GZIP_WBITS)
+        while part := self._read(_SMALL):
+            before = stream.copy()
+            try:
+                pieces = [stream.decompress(part)]
+            except zlib.error:
+                pieces = list(_byte_by_byte(before, part))
+                part = b""
+            for piece in pieces:
+                yield piece[skip:]
+                skip = max(0, skip - len(piece))
+            if not part:
+                return
+
+
+def _byte_by_byte(stream: "zlib._Decompress", part: bytes) -> Iterator[bytes]:
+    for at in range(len(part)):
+        try:
+            yield stream.decompress(part[at : at + 1])
+        except zlib.error:
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class FileBytes:
+    """The bytes of one file, decompressed; ``cut`` says why fewer than the whole came out."""
+
+    path: Path
+    data: bytes
+    cut: str | None = None
+
+
+def read_bytes(path: Path) -> FileBytes:
+    """Read a plain or gzip file whole.
+
+    Raises:
+        TraceFileError: the file is missing, not a file, unreadable or empty.
+    """
+    with ByteSource(path) as source:
+        data = bytes(read_all(source))
+        if not data.strip():
+            raise TraceFileError(empty(path))
+        return FileBytes(path, data, source.cut)
+
+
+def empty(path: Path) -> str:
+    """What is said of a file without a byte of text."""
+    return f"{path} is empty, so it holds no trace. Record it again, or leave this rank out."
 
 
 def read_all(source: ByteSource) -> bytearray:

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from chakra_capture.errors import TraceFileError
@@ -62,7 +63,13 @@ class HostTrace:
         for part in parts:  # numbered pair by pair, so that the product of three sizes cannot overflow
             key = np.unique(key * (len(part.values) + 1) + part.codes + 1, return_inverse=True)[1].ravel()
         _, first, number = np.unique(key, return_index=True, return_inverse=True)
-        texts = [_rest(self.input_values[row], self.output_values[row], self.details[row]) for row in first.tolist()]
+        frames = [_frame(text) for text in self.details.values]
+        none = _frame("{}")
+        texts = []
+        for row in first.tolist():
+            code = int(self.details.codes[row])
+            begin, middle, end = frames[code] if code >= 0 else none
+            texts.append(f"{begin}{self.input_values[row]}{middle}{self.output_values[row]}{end}")
         return Coded(number.ravel().astype(np.int32), texts)
 
     @property
@@ -92,7 +99,7 @@ def read_host_trace(path: Path, *, scanner: ScannerKind | None = None, options: 
     file = read_file(path, NodeReader, options or ReadOptions(scanner=scanner))
     if not len(file.rows):
         raise TraceFileError(
-            f"{path} is no host trace: its 'nodes' hold no whole node. "
+            f"{path} is no host trace: it has no 'nodes' that are whole. "
             "Give the JSON that the ExecutionTraceObserver wrote."
         )
     return _trace(path, file)
@@ -173,7 +180,7 @@ def _break_cycles(node_id: Int64, parent: Int64) -> tuple[list[tuple[int, ...]],
 
 
 def _cycle_note(cycles: list[tuple[int, ...]], node_id: Int64, name: Coded) -> str:
-    rows = np.flatnonzero(np.isin(node_id, cycles[0][:4])).tolist()
+    rows = [int(np.flatnonzero(node_id == number)[0]) for number in cycles[0][:4]]
     names = ", ".join(f"{node_id[row]} {(name[row] or '')[:40]}" for row in rows)
     return f"{len(cycles)} cycle(s) in ctrl_deps broken, first: {names}"
 
@@ -205,6 +212,13 @@ def _notes(schema: str | None, num_dangling: int) -> list[str]:
     return notes
 
 
-def _rest(inputs: str | None, outputs: str | None, details: str | None) -> str:
-    more = f",{details[1:]}" if details else "}"
-    return f'{{"input_values":{inputs},"output_values":{outputs}{more}'
+def _frame(details: str) -> tuple[str, str, str]:
+    """What stands before the values of the inputs, between them and those of the outputs, and after both."""
+    members = msgspec.json.decode(details, type=dict[str, msgspec.Raw])
+    texts = {key: str(bytes(raw), "utf-8") for key, raw in members.items()}
+    strides = texts.pop("input_strides", "[]")
+    outputs = "".join(
+        f',"{key}":{texts.pop(f"output_{key}")}' for key in ("shapes", "types", "strides") if f"output_{key}" in texts
+    )
+    rest = "".join(f",{str(msgspec.json.encode(key), 'utf-8')}:{text}" for key, text in texts.items())
+    return '{"inputs":{"values":', f',"strides":{strides}}},"outputs":{{"values":', f"{outputs}}}{rest}}}"

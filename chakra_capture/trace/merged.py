@@ -50,6 +50,7 @@ class MergedTrace:
     def _read(self, name: str) -> pl.DataFrame:
         path = self.folder / name
         try:
-            return pl.read_parquet(path)
+            with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
+                return pl.read_parquet(file)
         except (OSError, pl.exceptions.PolarsError) as error:
             raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error

@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import LARGEST, Int64, Rows, coded, coded_bytes, int_column, missing, parse_ints
+from chakra_capture.trace.columns import LARGEST, Int64, Rows, coded, coded_bytes, int_column, missing, parse_ids
 from chakra_capture.trace.mend import NODES
 from chakra_capture.trace.reading import SlowReader
 
@@ -182,7 +182,7 @@ def _take_attrs(attrs: list[list[_Attr]], details: list[dict[str, msgspec.Raw]])
     for key in INT_ATTRS:
         columns[key] = missing(len(attrs))
         at = np.flatnonzero(name.mask((key,)))
-        columns[key][owner[at]] = parse_ints([flat[i].value for i in at.tolist()])
+        columns[key][owner[at]] = parse_ids([flat[i].value for i in at.tolist()])
     for i in np.flatnonzero(~name.mask(INT_ATTRS)).tolist():
         attr = flat[i]
         if bytes(attr.value) != _EMPTY_TEXT:

@@ -19,7 +19,7 @@ from chakra_capture.errors import MissingDependencyError, TraceFileError
 from chakra_capture.trace import native
 from chakra_capture.trace.columns import LARGEST, Rows, insert_rows
 from chakra_capture.trace.feed import BUFFER_SIZE, Feed
-from chakra_capture.trace.files import ByteSource, Limits, read_all, what_it_looks_like
+from chakra_capture.trace.files import ByteSource, Limits, empty, read_all, what_it_looks_like
 from chakra_capture.trace.mend import Shape
 from chakra_capture.trace.salvage import Salvage
 from chakra_capture.trace.text_scanner import TextScanner
@@ -67,9 +67,9 @@ class SlowReader(ABC):
         except msgspec.ValidationError:
             return "a field of a wrong type"
         except RecursionError:
-            return "nested too deep"
+            return "args nested too deep"
         except (msgspec.DecodeError, UnicodeDecodeError):
-            return "no JSON after all"
+            return "text that is no JSON"
         if isinstance(element, str):
             return element
         self.num_taken += 1
@@ -272,7 +272,7 @@ def _is_utf8(data: bytes | bytearray) -> bool:
 
 def _no_trace(path: Path, first: bytes, head: dict[str, bytes], shape: Shape) -> str:
     if not first.strip(b"\xef\xbb\xbf \t\r\n"):
-        return f"{path} is empty, so it holds no trace. Record it again, or leave this rank out."
+        return empty(path)
     what, give = _WANTED[shape.key]
     if _PYTHON_EXPORTER in first:
         looks = "the export of torch's Python-only profiler, which has no process ids and no device side"

@@ -101,7 +101,10 @@ STEPS = Table(
         Column("pid", _INT, "process"),
         Column("ts_ns", _INT, "start, Unix epoch", "ns"),
         Column("dur_ns", _INT, "duration; null if the step has no recorded end", "ns"),
-        *(Column(f"{phase}_ns", _INT, f"time in {phase}; null = not measured", "ns") for phase in PHASES),
+        *(
+            Column(f"{phase}_ns", _INT, f"time in {phase}; null = not measured (phases are not recorded yet)", "ns")
+            for phase in PHASES
+        ),
         Column("coverage", pl.Float64, "accounted time / wall time; null = not measured"),
         Column("device_busy_ns", _INT, "time within the step with a device activity; null without device events", "ns"),
         Column("device_idle_ns", _INT, "time within the step without one; null without device events", "ns"),

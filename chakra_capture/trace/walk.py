@@ -200,7 +200,7 @@ class Walker:
         reason = self._scanner.take(text)
         if reason:
             self._salvage.elements_lost += 1
-            self._salvage.note(f"{self._shape.noun} skipped: {reason}", self._feed.base + self._at)
+            self._salvage.note(f"{self._shape.noun} with {reason} skipped", self._feed.base + self._at)
         return reason is None
 
     def _damage(self, step: Step) -> None:

@@ -220,6 +220,30 @@ def stated_rank(path: Path) -> int:
     return int(content.get("distributedInfo", {}).get("rank", 0))
 
 
+# Host ops, how often they occur in the device trace, sequence numbers (equal, compared). The host trace of linear is
+# the iteration with numbers 660..725 of 40 iterations with 66 numbers each (the first one recorded has fewer ops);
+# that of dlrm is the step before the one in the device trace: all its numbers are 40 lower.
+BY_ORDER = {
+    "dlrm_8gpu_by_order": (1672, 1, (0, 315)),
+    "linear_one_of_40_iterations": (928, 39, (201, 201)),
+    "simple_add_by_order": (36, 1, (6, 6)),
+}
+
+
+def check_order_link(nodes: pl.DataFrame, host_file: Path) -> None:
+    """Every linked row has the name of its node, and the rows of an observer thread lie on one thread in its order."""
+    by_id = {int(n["id"]): n for n in load_json(host_file)["nodes"]}
+    linked = nodes.filter(pl.col("host_id").is_not_null() & pl.col("ts_ns").is_not_null())
+    rows = linked.select("host_id", "name", "tid", "ts_ns").sort("host_id").rows()
+    assert all(by_id[host_id]["name"] == name for host_id, name, _, _ in rows)
+    threads: dict[int, list[tuple[int, int]]] = {}
+    for host_id, _, tid, ts_ns in rows:
+        threads.setdefault(by_id[host_id]["tid"], []).append((tid, ts_ns))
+    for places in threads.values():
+        assert len({tid for tid, _ in places}) == 1
+        assert [ts for _, ts in places] == sorted(ts for _, ts in places)
+
+
 @pytest.mark.parametrize("folder", sorted({name for name, _ in PAIRS}))
 def test_pair_folder(folder: str, tmp_path: Path) -> None:
     merged(tmp_path, require(DATA / "pairs" / folder))
@@ -230,10 +254,16 @@ def test_pair_folder(folder: str, tmp_path: Path) -> None:
         truth = DeviceFile.read(DATA / "pairs" / folder / "device" / f"rank-{rank}.json.gz")
         nodes, link = tables(tmp_path, rank)
         check_device_side(truth, nodes, link, counts)
-        # No record-function ids on the device side: nothing is linked, nothing is guessed, nothing is lost.
-        assert (link["host"]["num_nodes"], link["host"]["num_linked"]) == (num_nodes, 0)
+        # No record-function ids on the device side: every host op is linked by call order, nothing is lost.
+        num_ops, occurrences, sequences = BY_ORDER[folder]
+        assert (link["host"]["num_nodes"], link["host"]["num_linked"]) == (num_nodes, num_ops)
         assert link["pairing"]["num_device_ids"] == 0
+        assert link["pairing"]["linked_by"] == "call_order"
+        order = link["pairing"]["call_order"]
+        assert (order["num_matched"], order["num_occurrences"]) == (num_ops, occurrences)
+        assert (order["num_sequence_equal"], order["num_sequence_compared"]) == sequences
         assert nodes.filter(pl.col("host_id").is_not_null()).height == num_nodes
+        check_order_link(nodes, DATA / "pairs" / folder / "host" / f"rank-{rank}.json.gz")
     key = f"pairs/{folder}"
     if key in (breakdown := expected_breakdown()):
         check_device_time(tmp_path, truth, breakdown[key], {})

@@ -53,7 +53,9 @@ def host_ids(path: Path) -> set[int]:
 
 
 def device_ids(path: Path) -> set[int]:
-    return {e["args"]["Record function id"] for e in entries(path) if "Record function id" in e.get("args", {})} - {0}
+    """Record-function ids of a device trace; what another thread had not finished at the stop is in no host trace."""
+    found = [entry["args"] for entry in entries(path) if "Record function id" in entry.get("args", {})]
+    return {args["Record function id"] for args in found if args.get("finished", True)} - {0}
 
 
 def check_pair(trace_dir: Path, expected: list[int], rank: int = 0, cycle: int = 0, job: str = "0") -> None:

@@ -449,3 +449,60 @@ def test_forked_child_that_goes_on_computing_does_not_touch_the_files(tmp_path):
     assert done.returncode == 0, done.stderr
     check_pair(tmp_path, [1, 2, 3])
     assert manifest(tmp_path)["complete"]
+
+
+def test_steps_numbers_the_batches_and_takes_the_fetch_into_the_step(tmp_path):
+    def loader():
+        for number in range(5):
+            with record_function("fetch"):
+                work()
+            yield number
+
+    seen = []
+    with capture(settings(tmp_path, 1, 2)) as session:
+        for step, batch in session.steps(loader()):
+            work()
+            seen.append((step, batch))
+
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), (4, 4)]
+    check_pair(tmp_path, [1, 2])
+    events = entries(tmp_path / "0_kineto/rank-0.json")
+    bounds = {e["name"]: (e["ts"], e["ts"] + e["dur"]) for e in events if str(e["name"]).startswith("ProfilerStep#")}
+    fetches = [e["ts"] for e in events if e["name"] == "fetch"]
+    inside = [[low <= at < high for at in fetches].count(True) for low, high in bounds.values()]
+    assert inside == [1, 1]
+
+
+def test_steps_that_run_out_of_batches_count_no_step(tmp_path):
+    with capture(settings(tmp_path, 1, 4)) as session:
+        for _ in session.steps([0, 1, 2]):
+            work()
+
+    said = manifest(tmp_path)
+    assert (said["complete"], said["windows"][0]["steps"]) == (False, [1, 2])
+
+
+def test_loop_left_by_break_leaves_its_last_step_cut_short(tmp_path):
+    with capture(settings(tmp_path, 1, 4)) as session:
+        for step, _ in session.steps(range(10), first_step=1):
+            work()
+            if step == 3:
+                break
+
+    record = manifest(tmp_path)["windows"][0]
+    assert (record["steps"], record["partial_step"]) == ([1, 2], 3)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"start_step": None, "end_step": None}, "records no phases: nothing will be recorded"),
+        ({"ranks": [7]}, "ranks is [7] but the job has 1 rank(s)"),
+        ({"max_recorded_steps": 5}, "max_recorded_steps has no effect"),
+    ],
+)
+def test_settings_that_record_nothing_or_less_say_so(tmp_path, log, changes, part):
+    with capture({"enabled": True, "trace_dir": str(tmp_path), **changes}) as session:
+        train(session, 1)
+
+    assert [part in message for message in messages(log, logging.WARNING)].count(True) == 1

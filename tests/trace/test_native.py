@@ -82,7 +82,7 @@ def test_texts_put_together_hold_all_that_has_no_column() -> None:
         if "nodes" in truth:
             host = read_host_trace(path)
             parts = zip(map(host.input_values.__getitem__, range(host.num_nodes)), parsed(host.rest), strict=True)
-            assert all(load_exact(values or "") == rest["input_values"] for values, rest in parts)
+            assert all(load_exact(values or "") == rest["inputs"]["values"] for values, rest in parts)
         else:
             trace = read_device_trace(path)
             whole = [event["args"] for event in rebuilt_events(trace)]

@@ -198,7 +198,7 @@ LOST = [
     ('{"ph": "X", "name": "x" "ts": 1}', "damaged event skipped"),
     ('{"ph": "X", "name": "x", "args": {"grid": [1, 2', "damaged event skipped"),
     ('{"ph": "X", "name": "unended', "damaged event skipped"),
-    ('{"ph": "X", "cat": [1], "name": "x"}', "event skipped: a field of a wrong type"),
+    ('{"ph": "X", "cat": [1], "name": "x"}', "event with a field of a wrong type skipped"),
     ("garbage", "text that is no event skipped"),
     ("5", "text that is no event skipped"),
     ('{"ph": "X", "a": ' + "[" * 2000 + "]" * 2000 + "}", "damaged event skipped"),
@@ -276,6 +276,14 @@ def test_gzip_bomb_is_refused_with_its_size(tmp_path: Path) -> None:
             read_device_trace(path, options=ReadOptions(kind, limits=Limits(ratio=100, free_bytes=1 << 20)))
 
 
+@pytest.mark.parametrize("size", [*range(8150, 8210, 3), 40_000, 300_000])
+def test_long_elements_are_whole_wherever_the_reading_window_ends(size: int, tmp_path: Path) -> None:
+    long = event("x" * (size - 120), args={"v": "é\n\\u", "n": 12.5, "z": [1, None, {"a": -3}]})
+    trace = device(written(tmp_path, f'{{"traceEvents": [{long}, {{"cut'))
+    assert [len(name or "") for name in names(trace)] == [size - 120]
+    assert trace.salvage.elements_lost == 1
+
+
 # --- files made to be slow
 
 SLOW = {
@@ -289,6 +297,10 @@ SLOW = {
     "open braces": "{" * 400_000,
     "one long text": '{"ph":"X","name":"' + "x" * 2_000_000,
     "broken texts": '{"ph":"X","name":"\n' * 20_000,
+    "damaged elements after a wide character": '{"ph":"X","name":"é"}' + ',\n{"ph": "X" "x"}' * 20_000,
+    "brackets": "[" * 400_000,
+    "garbage": "}{:," * 100_000,
+    "spaces": " " * 400_000,
     "many args": '{"ph":"X","name":"n","ts":1,"args":{' + ",".join(f'"k{i}":{i}' for i in range(50_000)) + "}}",
 }
 

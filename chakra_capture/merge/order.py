@@ -1,0 +1,103 @@
+"""Linking by call order where the traces have no record-function ids in common (torch before 2.1).
+
+On each thread both traces list the same ops in the order in which they began. A thread of the host trace is linked
+to the thread of the device trace that holds its whole list of names as one run. Where that run occurs several times
+(one iteration was recorded on the host side, many on the device side), autograd's sequence numbers tell which one it
+is; where they do not, the first is taken and the number of places said.
+"""
+
+import numpy as np
+
+from chakra_capture.merge.pairing import OrderEvidence
+from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.device import DeviceTrace
+from chakra_capture.trace.host import HostTrace
+
+
+def link_by_order(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tuple[Int64, OrderEvidence]:
+    """Match host nodes with the CPU ops and annotations of the device trace thread by thread.
+
+    Args:
+        host: the host trace.
+        device: the device trace.
+        is_cpu_op: device rows of kind host_op or annotation.
+
+    Returns:
+        per host node its row in the device trace, -1 for none; and how good the match is.
+    """
+    code_of = {name: code for code, name in enumerate(device.name.values)}
+    host_code = np.array([code_of.get(name, -1) for name in host.name.values] or [-1], dtype=np.int64)
+    nodes = np.flatnonzero(~host.is_process & ~host.is_thread)
+    nodes = nodes[np.argsort(host.node_id[nodes], kind="stable")]
+    device_threads = _device_threads(device, is_cpu_op)
+    link = np.full(host.num_nodes, -1, dtype=np.int64)
+    occurrences = []
+    threads = [nodes[host.attrs["tid"][nodes] == tid] for tid in np.unique(host.attrs["tid"][nodes])]
+    # The longest list first: a short one fits in more places.
+    for mine in sorted(threads, key=len, reverse=True):
+        names = host_code[host.name.codes[mine]]
+        found = [(_occurrences(names, device.name.codes[rows]), key) for key, rows in device_threads.items()]
+        places, key = min(found, key=lambda item: (not len(item[0]), len(item[0])), default=(np.zeros(0, int), None))
+        if key is not None and len(places):
+            rows = device_threads.pop(key)
+            spans = [rows[place : place + len(mine)] for place in places.tolist()]
+            link[mine] = max(spans, key=lambda span: np.count_nonzero(_equal_sequence(host, device, mine, span)))
+            occurrences.append(len(places))
+    linked = np.flatnonzero(link >= 0)
+    both = _both_sequences(host, device, linked, link[linked])
+    equal = _equal_sequence(host, device, linked, link[linked])
+    return link, OrderEvidence(
+        num_compared=len(nodes),
+        num_matched=len(linked),
+        num_occurrences=max(occurrences, default=0),
+        num_sequence_compared=int(np.count_nonzero(both)),
+        num_sequence_equal=int(np.count_nonzero(equal)),
+    )
+
+
+def _both_sequences(host: HostTrace, device: DeviceTrace, nodes: Int64, rows: Int64) -> Bool:
+    known = (host.attrs["seq_id"][nodes] != MISSING) & (device.ids["sequence_number"][rows] != MISSING)
+    return np.asarray(known)
+
+
+def _equal_sequence(host: HostTrace, device: DeviceTrace, nodes: Int64, rows: Int64) -> Bool:
+    same = host.attrs["seq_id"][nodes] == device.ids["sequence_number"][rows]
+    return np.asarray(_both_sequences(host, device, nodes, rows) & same)
+
+
+def _device_threads(device: DeviceTrace, is_cpu_op: Bool) -> dict[tuple[int, int], Int64]:
+    """CPU ops of each thread in the order in which they began.
+
+    External ids are counted up as ops begin; times in whole microseconds leave ties open.
+    """
+    rows = np.flatnonzero(is_cpu_op)
+    external = device.ids["external_id"][rows]
+    counted = len(np.unique(external)) == len(external) and not np.any(external == MISSING)
+    keys = (external,) if counted else (-device.dur_ns[rows], device.ts_ns[rows])
+    rows = rows[np.lexsort((*keys, device.tid[rows], device.pid[rows]))]
+    threads = sorted(set(zip(device.pid[rows].tolist(), device.tid[rows].tolist(), strict=True)))
+    return {(p, t): rows[(device.pid[rows] == p) & (device.tid[rows] == t)] for p, t in threads}
+
+
+def _occurrences(wanted: Int64, within: "np.typing.NDArray[np.int32]") -> Int64:
+    """Positions at which ``wanted`` stands as one run in ``within``, not overlapping; linear (Knuth, Morris, Pratt)."""
+    size = len(wanted)
+    if not size or size > len(within) or np.any(wanted < 0):
+        return np.zeros(0, dtype=np.int64)
+    pattern, text = wanted.tolist(), within.tolist()
+    border = [0] * size
+    length = 0
+    for at in range(1, size):
+        while length and pattern[at] != pattern[length]:
+            length = border[length - 1]
+        length += pattern[at] == pattern[length]
+        border[at] = length
+    found, length = [], 0
+    for at, code in enumerate(text):
+        while length and code != pattern[length]:
+            length = border[length - 1]
+        length += code == pattern[length]
+        if length == size:
+            found.append(at - size + 1)
+            length = 0
+    return np.array(found, dtype=np.int64)

@@ -1,0 +1,170 @@
+"""Where one side waits for the other: synchronising calls, event waits, and hand-overs between threads.
+
+Taken from the ``cuda_sync`` records where the trace has them, else from the runtime calls; what neither shows is
+left out. Which work is meant is read from the order of launches: a record or a wait sees what was launched before it.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from chakra_capture.merge.rows import ACTIVITY_KINDS, tracks
+from chakra_capture.merge.tables import Columns
+from chakra_capture.trace.columns import MISSING, Int64
+
+_DEVICE_WIDE = ("DeviceSynchronize", "CtxSynchronize")
+_BLOCKING_COPIES = ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Pairs of rows: ``sync`` from the end of an activity to the end of a call, ``event`` between activities."""
+
+    sync: list[tuple[int, int]]
+    event: list[tuple[int, int]]
+
+
+class _SyncArgs(msgspec.Struct):
+    wait_on_stream: int | None = None
+    record_correlation: int | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+
+
+class _Launches:
+    """Activities of each (device, stream), and of each launching thread, in the order of their launches."""
+
+    def __init__(self, columns: Columns) -> None:
+        rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS) & (columns.launch >= 0) & (columns.ts_ns != MISSING))
+        launched = columns.ts_ns[columns.launch[rows]]
+        rows, launched = rows[launched != MISSING], launched[launched != MISSING]
+        order = np.lexsort((columns.ts_ns[rows], launched))
+        rows, launched = rows[order], launched[order]
+        self._thread_of_row = tracks(columns.pid, columns.tid)
+        device, stream = columns.ids["device"][rows], columns.ids["stream"][rows]
+        self._by_stream: dict[tuple[int, int], _Queue] = {}
+        for key in sorted(set(zip(device.tolist(), stream.tolist(), strict=True))):
+            mine = (device == key[0]) & (stream == key[1])
+            self._by_stream[key] = _Queue(launched[mine], rows[mine])
+        thread = self._thread_of_row[columns.launch[rows]]
+        self._by_thread = {
+            int(number): _Queue(launched[thread == number], rows[thread == number]) for number in np.unique(thread)
+        }
+
+    def streams(self, device: int) -> list[tuple[int, int]]:
+        """Streams of a device; of all devices where the record does not name one."""
+        return [key for key in self._by_stream if device in (MISSING, key[0])]
+
+    def last_before(self, device: int, stream: int, time: int) -> int | None:
+        """Last activity launched on a stream before ``time``."""
+        queue = self._by_stream.get((device, stream))
+        return queue.last_before(time) if queue else None
+
+    def first_after(self, device: int, stream: int, time: int) -> int | None:
+        """First activity launched on a stream at or after ``time``."""
+        queue = self._by_stream.get((device, stream))
+        return queue.first_after(time) if queue else None
+
+    def last_of_thread(self, call: int, time: int) -> int | None:
+        """Last activity that the thread of ``call`` launched on any stream before ``time``."""
+        queue = self._by_thread.get(int(self._thread_of_row[call]))
+        return queue.last_before(time) if queue else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    launched_ns: Int64
+    rows: Int64
+
+    def last_before(self, time: int) -> int | None:
+        at = int(np.searchsorted(self.launched_ns, time, side="left"))
+        return int(self.rows[at - 1]) if at else None
+
+    def first_after(self, time: int) -> int | None:
+        at = int(np.searchsorted(self.launched_ns, time, side="left"))
+        return int(self.rows[at]) if at < len(self.rows) else None
+
+
+def find_waits(columns: Columns) -> Waits:
+    """All waits of one window that the trace shows."""
+    launches = _Launches(columns)
+    waits = Waits([], [])
+    calls = np.flatnonzero(columns.is_kind("runtime") & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING))
+    by_correlation = {int(c): int(r) for c, r in zip(columns.ids["correlation_id"][calls], calls, strict=True)}
+    recorded = np.flatnonzero(columns.is_kind("sync"))
+    explained = set()
+    for row in recorded.tolist():
+        call = by_correlation.get(int(columns.ids["correlation_id"][row]))
+        if call is not None:
+            explained.add(call)
+            _from_record(columns, launches, row, call, by_correlation, waits)
+    per_name = [_waits_for(name) for name in columns.name.values]
+    for call in calls.tolist():
+        kind = per_name[columns.name.codes[call]] if call not in explained else None
+        if kind is not None:
+            _from_call(columns, launches, call, kind, waits)
+    _blocking_copies(columns, waits)
+    return waits
+
+
+def _from_record(
+    columns: Columns, launches: _Launches, row: int, call: int, by_correlation: dict[int, int], waits: Waits
+) -> None:
+    """Waits of one ``cuda_sync`` record; ``call`` is the runtime call with its correlation id."""
+    device, begun = int(columns.ids["device"][row]), int(columns.ts_ns[call])
+    name = columns.name[row] or ""
+    if name == "Context Sync":
+        for on_device, stream in launches.streams(device):
+            _add(waits.sync, launches.last_before(on_device, stream, begun), call)
+    elif name == "Stream Sync":
+        _add(waits.sync, launches.last_before(device, int(columns.ids["stream"][row]), begun), call)
+    elif name in ("Event Sync", "Stream Wait Event"):
+        args = _sync_args(columns.args[row])
+        record = by_correlation.get(args.record_correlation or MISSING)
+        if record is None or args.wait_on_stream is None:
+            return
+        source = launches.last_before(device, args.wait_on_stream, int(columns.ts_ns[record]))
+        if name == "Event Sync":
+            _add(waits.sync, source, call)
+        else:
+            waiting = launches.first_after(device, int(columns.ids["stream"][row]), begun)
+            if waiting is not None:
+                _add(waits.event, source, waiting)
+
+
+def _waits_for(name: str) -> str | None:
+    """What a call waits for, by its name: the device, what its thread launched on a stream, or nothing known."""
+    if name.endswith(_DEVICE_WIDE):
+        return "device"
+    return "stream" if name.endswith("StreamSynchronize") else None
+
+
+def _from_call(columns: Columns, launches: _Launches, call: int, kind: str, waits: Waits) -> None:
+    """Waits of a synchronising call that has no record: the call does not say which stream it waits for."""
+    begun = int(columns.ts_ns[call])
+    if kind == "device":
+        for device, stream in launches.streams(MISSING):
+            _add(waits.sync, launches.last_before(device, stream, begun), call)
+    else:
+        _add(waits.sync, launches.last_of_thread(call, begun), call)
+
+
+def _blocking_copies(columns: Columns, waits: Waits) -> None:
+    """A copy to pageable memory blocks its own launch call, which returns when the copy is done."""
+    for row in np.flatnonzero(columns.is_kind("memcpy") & (columns.launch >= 0)).tolist():
+        call, name = int(columns.launch[row]), columns.name[row] or ""
+        blocks = "Pageable" in name or columns.name[call] in _BLOCKING_COPIES
+        known = MISSING not in (columns.ts_ns[row], columns.dur_ns[row], columns.ts_ns[call], columns.dur_ns[call])
+        if blocks and known and columns.ts_ns[row] + columns.dur_ns[row] <= columns.ts_ns[call] + columns.dur_ns[call]:
+            waits.sync.append((row, call))
+
+
+def _add(pairs: list[tuple[int, int]], source: int | None, target: int) -> None:
+    if source is not None and source != target:
+        pairs.append((source, target))
+
+
+def _sync_args(text: str | None) -> _SyncArgs:
+    try:
+        return msgspec.json.decode(text or "{}", type=_SyncArgs)
+    except msgspec.DecodeError:
+        return _SyncArgs()

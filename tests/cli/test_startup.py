@@ -1,0 +1,36 @@
+"""Start-up stays short: heavy libraries are imported only by the verbs that need them."""
+
+from pathlib import Path
+
+import pytest
+from builder import TraceBuilder
+from commands import process
+
+HEAVY = {"numpy", "polars", "msgspec", "isal", "torch", "omegaconf"}
+AT_EXIT = "import sys, atexit; atexit.register(lambda: sys.__stderr__.write('loaded ' + ' '.join(sys.modules)))"
+
+
+def loaded(*args: object) -> set[str]:
+    done = process(*args, before=AT_EXIT)
+    return set(done.err.rpartition("loaded ")[2].split())
+
+
+@pytest.mark.parametrize(
+    "args", [("--help",), ("merge", "--help"), ("summary", "--help"), ("inspect", "--help"), ("--version",),
+             ("nonsense",), ("merge", "--nonsense"), ("summary",)],
+)  # fmt: skip
+def test_help_and_usage_errors_import_no_heavy_library(args: tuple[str, ...]) -> None:
+    assert not loaded(*args) & HEAVY
+
+
+@pytest.mark.parametrize("name", ["0_kineto/rank-0.json", "a.pt.trace.json", "b.pt.trace.json.gz"])
+def test_inspect_imports_neither_numpy_nor_polars(name: str, tmp_path: Path) -> None:
+    TraceBuilder(rank=0).op("a", 1, 1).write_device(tmp_path / name)
+    assert not loaded("inspect", tmp_path) & {"numpy", "polars", "torch", "omegaconf"}
+
+
+def test_merge_and_summary_never_import_torch(tmp_path: Path) -> None:
+    TraceBuilder().op("a", 1, 1).write(tmp_path)
+    modules = loaded("summary", tmp_path)
+    assert "polars" in modules
+    assert not modules & {"torch", "omegaconf", "hydra", "pytorch_lightning"}
