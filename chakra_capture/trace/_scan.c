@@ -447,6 +447,8 @@ static const u8 *number(scan *s, const u8 *p, const u8 *end)
             FAIL(DAMAGED);
     }
     NEED();
+    if (!is_delimiter(*p))
+        FAIL(DAMAGED);
     return p;
 }
 

@@ -77,8 +77,8 @@ class TextScanner:
         if self._text[at] in "-0123456789":
             if end == len(self._text):
                 return Step.MORE, at  # it might go on
-            if self._text[end] in ".eE":
-                return Step.DAMAGED, at  # json takes the whole number before a broken fraction
+            if self._text[end] not in " \t\r\n,]}":
+                return Step.DAMAGED, at  # json takes the number that a broken one begins with
         return Step.END, end
 
     def _extent(self, at: int) -> tuple[int, Step]:
