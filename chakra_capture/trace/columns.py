@@ -1,5 +1,6 @@
 """Columns as the readers hand them on: int64 arrays with one mark for a missing value, and coded text."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -88,8 +89,20 @@ def parse_ints(texts: Sequence[bytes | None]) -> Int64:
     return text.cast(pl.Int64, strict=False).fill_null(MISSING).to_numpy()
 
 
+_PLAIN_INTS = re.compile(rb"(?:-?[0-9]{1,18}\n)*+")
+
+
 def parse_ids(texts: Sequence[bytes | None]) -> Int64:
     """Read JSON integers that are small enough to be an id; anything else becomes ``MISSING``."""
+    present = [text for text in texts if text is not None]
+    lines = b"\n".join([*present, b""])
+    if _PLAIN_INTS.fullmatch(lines):
+        values = np.fromstring(lines, dtype=np.int64, sep="\n") if present else np.zeros(0, dtype=np.int64)
+        if len(present) == len(texts):
+            return values
+        column = missing(len(texts))
+        column[[text is not None for text in texts]] = values
+        return column
     numbers = parse_ints(texts)
     return np.where((numbers >= -LARGEST) & (numbers <= LARGEST), numbers, MISSING)
 
@@ -120,6 +133,33 @@ class Rows:
 
     def __len__(self) -> int:
         return len(next(iter(self.ints.values())))
+
+
+def concat_rows(parts: list[Rows]) -> Rows:
+    """Append tables with the same columns."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(part) for part in parts)])
+    return Rows(
+        ints={key: np.concatenate([part.ints[key] for part in parts]) for key in parts[0].ints},
+        texts={key: _concat_all([part.texts[key] for part in parts]) for key in parts[0].texts},
+        wide={
+            key: Sparse(
+                np.concatenate([part.wide[key].rows + start for part, start in zip(parts, starts, strict=False)]),
+                np.concatenate([part.wide[key].values for part in parts]),
+            )
+            for key in parts[0].wide
+        },
+    )
+
+
+def _concat_all(parts: list[Coded]) -> Coded:
+    known: dict[str, int] = {}
+    moved = []
+    for part in parts:
+        table = np.array([known.setdefault(v, len(known)) for v in part.values] or [-1], dtype=np.int32)
+        moved.append(np.where(part.codes >= 0, table[part.codes], np.int32(-1)).astype(np.int32))
+    return Coded(np.concatenate(moved), list(known))
 
 
 def insert_rows(base: Rows, extra: Rows, before: Int64) -> Rows:

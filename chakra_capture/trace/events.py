@@ -56,12 +56,6 @@ class _Event(msgspec.Struct, gc=False):
     args: dict[str, msgspec.Raw] | None = None
 
 
-class _File(msgspec.Struct):
-    trace_events: list[_Event] | None = msgspec.field(name="traceEvents", default=None)
-    base_ns: msgspec.Raw = msgspec.field(name="baseTimeNanoseconds", default=msgspec.Raw())
-    distributed: msgspec.Raw = msgspec.field(name="distributedInfo", default=msgspec.Raw())
-
-
 class EventReader(SlowReader):
     """Reads events; ``categories`` counts all of them, rows or not ("" = none)."""
 
@@ -75,19 +69,15 @@ class EventReader(SlowReader):
     def decode(self, text: bytes) -> Any:
         return self._decoder.decode(text)
 
-    def keeps(self, element: Any) -> bool:
-        self.categories[element.cat or ""] += 1
-        return element.ph in _ROW_PHASES
+    def decode_all(self, array: bytes) -> list[Any]:
+        return msgspec.json.decode(array, type=list[_Event])
+
+    def keep(self, elements: list[Any]) -> list[Any]:
+        self.categories.update([event.cat or "" for event in elements])
+        return [event for event in elements if event.ph in _ROW_PHASES]
 
     def to_rows(self, elements: list[Any]) -> Rows:
         return event_rows(elements)
-
-    def whole(self, data: bytes | bytearray) -> tuple[list[Any] | None, dict[str, bytes]]:
-        if data[:64].lstrip()[:1] == b"[":  # a bare array of events is legal in this format
-            return msgspec.json.decode(data, type=list[_Event]), {}
-        file = msgspec.json.decode(data, type=_File)
-        head = {"baseTimeNanoseconds": bytes(file.base_ns), "distributedInfo": bytes(file.distributed)}
-        return file.trace_events, head
 
     def native_layout(self) -> native.Layout:
         return native.Layout(

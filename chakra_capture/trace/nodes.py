@@ -64,20 +64,6 @@ class _Flat(msgspec.Struct, gc=False):
     output_types: msgspec.Raw = _ABSENT
 
 
-class _NestedFile(msgspec.Struct):
-    nodes: list[_Nested] | None = None
-    schema: msgspec.Raw = _ABSENT
-    pid: msgspec.Raw = _ABSENT
-    finish_ts: msgspec.Raw = _ABSENT
-
-
-class _FlatFile(msgspec.Struct):
-    nodes: list[_Flat] | None = None
-    schema: msgspec.Raw = _ABSENT
-    pid: msgspec.Raw = _ABSENT
-    finish_ts: msgspec.Raw = _ABSENT
-
-
 class NodeReader(SlowReader):
     """Reads nodes of either layout."""
 
@@ -95,20 +81,20 @@ class NodeReader(SlowReader):
             node = self._flat.decode(text)
         return node if abs(node.id) <= LARGEST else "an id out of range"
 
-    def keeps(self, element: Any) -> bool:
-        return True
+    def decode_all(self, array: bytes) -> list[Any]:
+        try:
+            nodes: list[Any] = msgspec.json.decode(array, type=list[_Nested])
+        except msgspec.ValidationError:
+            nodes = msgspec.json.decode(array, type=list[_Flat])
+        if any(abs(node.id) > LARGEST for node in nodes):
+            raise msgspec.ValidationError("an id out of range")
+        return nodes
+
+    def keep(self, elements: list[Any]) -> list[Any]:
+        return elements
 
     def to_rows(self, elements: list[Any]) -> Rows:
         return node_rows(elements)
-
-    def whole(self, data: bytes | bytearray) -> tuple[list[Any] | None, dict[str, bytes]]:
-        try:
-            file: _NestedFile | _FlatFile = msgspec.json.decode(data, type=_NestedFile)
-        except msgspec.ValidationError:
-            file = msgspec.json.decode(data, type=_FlatFile)
-        if any(abs(node.id) > LARGEST for node in file.nodes or ()):
-            raise msgspec.ValidationError("an id out of range")
-        return file.nodes, {key: bytes(getattr(file, key)) for key in NODES.head}
 
     def native_layout(self) -> native.Layout:
         return native.Layout(

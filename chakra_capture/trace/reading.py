@@ -17,7 +17,7 @@ import numpy as np
 
 from chakra_capture.errors import MissingDependencyError, TraceFileError
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import LARGEST, Rows, insert_rows
+from chakra_capture.trace.columns import LARGEST, Rows, concat_rows, insert_rows
 from chakra_capture.trace.feed import BUFFER_SIZE, Feed
 from chakra_capture.trace.files import ByteSource, Limits, empty, read_all, what_it_looks_like
 from chakra_capture.trace.mend import Shape
@@ -58,7 +58,7 @@ class SlowReader(ABC):
         self.num_taken = 0
         self._waiting: list[Any] = []
         self._before: list[int] = []
-        self._rows: Rows | None = None
+        self._parts: list[Rows] = []
 
     def take(self, text: bytes, before: int = 0) -> str | None:
         """Read one element; returns why it was left out, if so."""
@@ -73,7 +73,7 @@ class SlowReader(ABC):
         if isinstance(element, str):
             return element
         self.num_taken += 1
-        if self.keeps(element):
+        if self.keep([element]):
             self._waiting.append(element)
             self._before.append(before)
             if len(self._waiting) >= _BATCH:
@@ -83,16 +83,25 @@ class SlowReader(ABC):
     def rows(self) -> tuple[Rows, Sequence[int]]:
         """All rows taken, and before which rows they go."""
         self._flush()
-        assert self._rows is not None
-        return self._rows, self._before
+        self._parts = [concat_rows(self._parts)]
+        return self._parts[0], self._before
+
+    def take_all(self, raws: list[msgspec.Raw]) -> None:
+        """Read all elements of a whole file.
+
+        Raises:
+            msgspec.ValidationError: an element is not as it should be.
+        """
+        for begin in range(0, len(raws), _BATCH):
+            batch = raws[begin : begin + _BATCH]
+            elements = self.decode_all(b"[" + b",".join(batch) + b"]")
+            self.num_taken += len(batch)
+            self._waiting = self.keep(elements)
+            self._flush()
 
     def _flush(self) -> None:
-        if self._rows is not None and not self._waiting:
-            return
-        rows = self.to_rows(self._waiting)
-        size = 0 if self._rows is None else len(self._rows)
-        end = np.full(len(rows), size, dtype=np.int64)
-        self._rows = rows if self._rows is None else insert_rows(self._rows, rows, end)
+        if self._waiting or not self._parts:
+            self._parts.append(self.to_rows(self._waiting))
         self._waiting = []
 
     @abstractmethod
@@ -100,20 +109,29 @@ class SlowReader(ABC):
         """The element, or in words why it is none."""
 
     @abstractmethod
-    def keeps(self, element: Any) -> bool:
-        """Count the element; whether it becomes a row."""
+    def decode_all(self, array: bytes) -> list[Any]:
+        """The elements of a whole array."""
+
+    @abstractmethod
+    def keep(self, elements: list[Any]) -> list[Any]:
+        """Count the elements; those that become rows."""
 
     @abstractmethod
     def to_rows(self, elements: list[Any]) -> Rows:
         """Columns of the elements that become rows."""
 
-    @abstractmethod
-    def whole(self, data: bytes | bytearray) -> tuple[list[Any] | None, dict[str, bytes]]:
-        """Decode a whole valid file: its elements, and raw JSON of the wanted values beside them.
+    def split(self, data: bytes | bytearray) -> tuple[list[msgspec.Raw] | None, dict[str, bytes]]:
+        """The elements of a whole valid file, and raw JSON of the wanted values beside them.
 
         Raises:
-            msgspec.DecodeError: the file, or an element in it, is not as it should be.
+            msgspec.DecodeError: the file is damaged, or no such trace.
         """
+        if self.shape.bare and data[:64].lstrip()[:1] == b"[":
+            return msgspec.json.decode(data, type=list[msgspec.Raw]), {}
+        members = [(key, msgspec.Raw, msgspec.Raw()) for key in self.shape.head]
+        file = msgspec.defstruct("File", [(self.shape.key, list[msgspec.Raw] | None, None), *members])
+        found = msgspec.json.decode(data, type=file)
+        return getattr(found, self.shape.key), {key: bytes(getattr(found, key)) for key in self.shape.head}
 
     @abstractmethod
     def native_layout(self) -> native.Layout:
@@ -201,15 +219,15 @@ def _read_msgspec(source: ByteSource, reader_type: type[SlowReader]) -> ReadFile
         try:
             if not _is_utf8(data):
                 raise msgspec.DecodeError("invalid UTF-8")
-            elements, head = reader.whole(data)
+            raws, head = reader.split(data)
+            reader.take_all(raws or [])
         except (msgspec.DecodeError, RecursionError):
             pass
         else:
-            if elements is not None and _PYTHON_EXPORTER not in source.first:
-                kept = [element for element in elements if reader.keeps(element)]
-                counts, num_elements = reader.counts(), len(elements)
-                del elements
-                return ReadFile(reader.to_rows(kept), head, num_elements, counts, Salvage(), ScannerKind.MSGSPEC)
+            if raws is not None and _PYTHON_EXPORTER not in source.first:
+                del data, raws
+                rows, _ = reader.rows()
+                return ReadFile(rows, head, reader.num_taken, reader.counts(), Salvage(), ScannerKind.MSGSPEC)
     return _read_text(source, reader_type(), bytes(data))
 
 

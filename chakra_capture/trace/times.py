@@ -14,6 +14,8 @@ import polars as pl
 from chakra_capture.trace.columns import LARGEST, MISSING, Int64
 
 _PLAIN = r"^(-?)(\d{1,15}|[0-8]\d{15})(?:\.(\d{1,3}))?$"
+# What Kineto writes since torch 2.4: without the point they are nanoseconds.
+_THREE_DECIMALS = re.compile(r"(?:[0-9]{1,15}\.[0-9]{3}\n)*+")
 _NUMBER = re.compile(r'"?\s*(-?\d{1,40}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,3})?)\s*"?', re.ASCII)
 # Exact for every text that _NUMBER accepts: nothing is rounded before the one rounding to whole nanoseconds.
 _EXACT = Context(prec=1500, rounding=ROUND_HALF_EVEN, Emax=99999, Emin=-99999, traps=[])
@@ -30,6 +32,9 @@ def microseconds_to_ns(texts: Sequence[str]) -> Int64:
     """
     if not len(texts):
         return np.zeros(0, dtype=np.int64)
+    lines = "\n".join(texts) + "\n"
+    if _THREE_DECIMALS.fullmatch(lines):
+        return np.fromstring(lines.replace(".", ""), dtype=np.int64, sep="\n")
     text = pl.Series(texts, dtype=pl.String)
     frame = pl.DataFrame({"g": text.str.extract_groups(_PLAIN)}).unnest("g")
     whole = frame["2"].cast(pl.Int64, strict=False)
@@ -38,7 +43,8 @@ def microseconds_to_ns(texts: Sequence[str]) -> Int64:
     ns = (sign * (whole * 1000 + part)).fill_null(MISSING).to_numpy().copy()
     ns[np.abs(ns) > LARGEST] = MISSING
     for row in np.flatnonzero(ns == MISSING):
-        ns[row] = _one_to_ns(texts[int(row)])
+        if texts[int(row)]:
+            ns[row] = _one_to_ns(texts[int(row)])
     return np.asarray(ns, dtype=np.int64)
 
 
