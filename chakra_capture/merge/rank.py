@@ -157,12 +157,29 @@ def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
         "collective": collectives(columns),
         "input_shapes": _texts(columns.input_shapes),
         "input_types": _texts(columns.input_types),
-        "args": _texts(columns.args),
+        "args": _args(columns),
         **{key: ints(values) for key, values in columns.ids.items()},
     }
     for column in NODES.columns:
         data.setdefault(column.name, pl.Series([None] * size, dtype=column.dtype))
     return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
+
+
+def _args(columns: Columns) -> pl.Series:
+    """One JSON text per row: category, args of the device trace, and under "host" what only the host trace has."""
+    frame = pl.DataFrame(
+        {"cat": _texts(columns.category), "args": _texts(columns.args), "host": _texts(columns.host_rest)}
+    )
+    cat, args, host = pl.col("cat"), pl.col("args"), pl.col("host")
+    inner = args.str.strip_prefix("{").str.strip_suffix("}")
+    text = pl.concat_str(
+        pl.when(cat.is_null()).then(pl.lit("{")).otherwise(pl.concat_str(pl.lit('{"cat":'), cat)),
+        pl.when(args.is_null()).then(pl.lit("")).otherwise(pl.concat_str(pl.lit(","), inner)),
+        pl.when(host.is_null() | cat.is_null()).then(pl.lit("")).otherwise(pl.lit(",")),
+        pl.when(host.is_null()).then(pl.lit("")).otherwise(pl.concat_str(pl.lit('"host":'), host)),
+        pl.lit("}"),
+    )
+    return frame.select(text.alias("args")).to_series()
 
 
 def _texts(coded: Coded) -> pl.Series:
