@@ -32,8 +32,8 @@ _NESTS_OUTSIDE = ("python_function", "annotation", "host_op", "runtime")
 class Columns:
     """Linked rows of one window, sorted; row numbers are node ids within the window.
 
-    ``parent``, ``launch`` and ``host_parent`` are row numbers, -1 for none. ``category`` (JSON, null for rows of the
-    host trace alone), ``args`` and ``host_rest`` are what the column args is written from.
+    ``parent``, ``launch`` and ``host_parent`` are row numbers, -1 for none; ``track`` numbers the (pid, tid) pairs.
+    The column args is written from ``category`` (JSON, null for rows of the host trace alone), ``args``, ``host_rest``.
     """
 
     kind: "np.typing.NDArray[np.int8]"
@@ -52,6 +52,7 @@ class Columns:
     host_parent: Int64
     parent: Int64 = field(default_factory=lambda: missing(0))
     launch: Int64 = field(default_factory=lambda: missing(0))
+    track: Int64 = field(default_factory=lambda: missing(0))
     self_ns: Int64 = field(default_factory=lambda: missing(0))
     clipped_end_ns: Int64 = field(default_factory=lambda: missing(0))
     step: Int64 = field(default_factory=lambda: missing(0))
@@ -68,6 +69,7 @@ class Columns:
 def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
     """Union of both files' rows with parents, launches, self times and steps."""
     columns = _in_order(_union(host, device, host_link), host_only=device is None)
+    columns.track = tracks(columns.pid, columns.tid)
     _nest_cpu(columns, host_only=device is None)
     columns.launch = link_launches(
         columns.ids["correlation_id"],
@@ -268,8 +270,7 @@ def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
     rows = np.flatnonzero(columns.is_kind(*CPU_KINDS) & ~timeless)
     if not len(rows):
         return
-    track = tracks(columns.pid, columns.tid)
-    nesting = nest(track[rows], columns.ts_ns[rows], columns.dur_ns[rows])
+    nesting = nest(columns.track[rows], columns.ts_ns[rows], columns.dur_ns[rows])
     columns.parent[rows] = np.where(nesting.parent >= 0, rows[np.maximum(nesting.parent, 0)], -1)
     columns.self_ns[rows] = nesting.self_ns
     columns.clipped_end_ns[rows] = nesting.end_ns
@@ -326,16 +327,30 @@ def _steps(columns: Columns) -> Int64:
     return step
 
 
-def collectives(columns: Columns, stated: Coded | None = None) -> pl.Series:
+def collectives(columns: Columns) -> pl.Series:
     """Collective of each communication row, null elsewhere."""
-    names = columns.name
-    values: list[str | None] = [None] * len(columns)
-    for row in np.flatnonzero(columns.is_kind("kernel")):
-        values[row] = kernel_collective(names[int(row)] or "", _stated(columns.args[int(row)]))
-    host = np.array([host_collective(v) is not None for v in names.values], dtype=bool)
-    for row in np.flatnonzero(columns.is_kind("host_op", "annotation") & names.mask_of(host)):
-        values[row] = host_collective(names[int(row)] or "")
-    return pl.Series("collective", values, dtype=pl.String)
+    names, args = columns.name, columns.args
+    found: dict[str, int] = {}
+    codes = np.full(len(columns), -1, dtype=np.int32)
+
+    def fill(rows: Bool, per_value: list[str | None], of: Coded) -> None:
+        table = np.array([-1 if v is None else found.setdefault(v, len(found)) for v in per_value] or [-1])
+        codes[rows] = table[of.codes[rows]]
+
+    is_kernel = columns.is_kind("kernel")
+    fill(is_kernel, [kernel_collective(name, None) for name in names.values], names)
+    stated = [_stated(text) for text in args.values]
+    has_stated = args.mask_of(np.array([value is not None for value in stated], dtype=bool))
+    fill(is_kernel & has_stated, [value and kernel_collective("", value) for value in stated], args)
+    fill(columns.is_kind("host_op", "annotation"), [host_collective(name) for name in names.values], names)
+    return text_series(Coded(codes, list(found)))
+
+
+def text_series(column: Coded) -> pl.Series:
+    """The column as polars text."""
+    codes = pl.Series(column.codes)
+    rows = pl.select(pl.when(codes >= 0).then(codes).cast(pl.UInt32)).to_series()
+    return pl.Series(list(column.values), dtype=pl.String).gather(rows)
 
 
 class _CommArgs(msgspec.Struct):
