@@ -85,7 +85,7 @@ def _launches(columns: Columns, start: Int64) -> _Part:
     if not len(rows):
         return _Part("launch", rows, "start", rows, "start")
     call = columns.launch[rows]
-    call_track = tracks(columns.pid, columns.tid)[call]
+    call_track = columns.track[call]
     stream = _streams(columns, rows)
     order = np.lexsort((rows, start[rows], stream, call_track))  # on a stream as stream_order has it
     rows, call, group = rows[order], call[order], tracks(call_track[order], stream[order])
@@ -116,9 +116,9 @@ def _thread_order(columns: Columns, has_end: Bool) -> list[_Part]:
     # A row without an end orders nothing; what ran inside it is ordered by the row around it.
     while (open_parent := (parent >= 0) & ~timed[np.maximum(parent, 0)]).any():
         parent = np.where(open_parent, columns.parent[np.maximum(parent, 0)], parent)
-    order = np.lexsort((rows, parent, tracks(columns.pid, columns.tid)[rows]))
+    order = np.lexsort((rows, parent, columns.track[rows]))
     rows, parent = rows[order], parent[order]
-    track = tracks(columns.pid, columns.tid)[rows]
+    track = columns.track[rows]
     same = (parent[1:] == parent[:-1]) & (track[1:] == track[:-1])
     first = np.concatenate([[True], ~same]) if len(rows) else np.zeros(0, dtype=bool)
     last = np.concatenate([~same, [True]]) if len(rows) else np.zeros(0, dtype=bool)
@@ -142,7 +142,7 @@ def _stream_order(columns: Columns, start: Int64, has_end: Bool) -> _Part:
 def _wait_edges(columns: Columns, kind: str, pairs: list[tuple[int, int]], src_time: Int64, dst_time: Int64) -> _Part:
     """Waits of one kind without those that another one between the same two tracks implies."""
     src, dst = np.array(sorted(set(pairs)), dtype=np.int64).reshape(-1, 2).T
-    track = tracks(columns.pid, columns.tid)
+    track = columns.track
     known = (src_time[src] != MISSING) & (dst_time[dst] != MISSING)
     forward = known & (src_time[src] <= dst_time[dst])
     late = src[known & ~forward], dst[known & ~forward]

@@ -28,6 +28,25 @@ def total(start: Int64, end: Int64) -> int:
     return int((ends - starts).sum())
 
 
+def covered(start: Int64, end: Int64, low: Int64, high: Int64) -> Int64:
+    """Length of a union of intervals within each of the spans [low, high).
+
+    Args:
+        start: starts of the union, as ``union`` returns them.
+        end: its ends.
+        low: starts of the spans.
+        high: their ends.
+    """
+    before = np.concatenate([[0], np.cumsum(end - start)])
+
+    def up_to(time: Int64) -> Int64:
+        at = np.searchsorted(start, time, side="right")
+        overshoot = np.maximum(end[np.maximum(at - 1, 0)] - time, 0) if len(end) else 0
+        return before[at] - np.where(at > 0, overshoot, 0)
+
+    return np.asarray(up_to(high) - up_to(low))
+
+
 def clip(start: Int64, end: Int64, low: int, high: int) -> tuple[Int64, Int64]:
     """Cut intervals to [low, high)."""
     return np.clip(start, low, high), np.clip(end, low, high)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_capture.merge.pairing import Evidence
+from chakra_capture.merge.rows import distinct_pairs
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
@@ -104,8 +105,10 @@ def _each_row_once(row: Int64) -> Int64:
 def ambiguous_correlations(correlation: Int64, pid: Int64, is_runtime: Bool) -> Int64:
     """Correlation ids under which calls of several processes stand: which of them launched, the file does not say."""
     calls = np.flatnonzero(is_runtime & (correlation != MISSING))
-    pairs = np.unique(np.stack([correlation[calls], pid[calls]]), axis=1)
-    ids, count = np.unique(pairs[0], return_counts=True)
+    if not len(calls) or (pid[calls] == pid[calls[0]]).all():
+        return calls[:0]
+    ids, _, _ = distinct_pairs(correlation[calls], pid[calls])
+    ids, count = np.unique(ids, return_counts=True)
     return ids[count > 1]
 
 

@@ -1,10 +1,13 @@
 """Which row encloses which on one thread, and the self time that follows."""
 
+import ctypes
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
-from chakra_capture.trace.columns import MISSING, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.compiled import load
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,51 +24,80 @@ class Nesting:
     parent: Int64
     end_ns: Int64
     self_ns: Int64
-    clipped: "np.typing.NDArray[np.bool_]"
+    clipped: Bool
 
 
-def nest(track: Int64, ts_ns: Int64, dur_ns: Int64) -> Nesting:
+def nest(track: Int64, ts_ns: Int64, dur_ns: Int64, *, compiled: bool = True) -> Nesting:
     """Find parents by containment of half-open intervals.
 
     Args:
         track: one number per thread; rows must be sorted by (track, ts, -dur), outermost first on a tie.
         ts_ns: starts.
         dur_ns: durations, ``MISSING`` for a row without an end: it closes at its parent's end.
+        compiled: use the C loop where it is built; the Python one gives the same.
 
     Rows that cross their parent's end are clipped to it, so that the self times of a thread sum to
     the union of its rows.
     """
     size = len(ts_ns)
-    parent = [-1] * size
-    starts = ts_ns.tolist()
     is_open = dur_ns == MISSING
-    ends = np.where(is_open, ts_ns, ts_ns + np.where(is_open, 0, dur_ns)).tolist()
-    opened = is_open.tolist()
-    tracks = track.tolist()
-    inside = [0] * size
-    owner = list(range(size))
-    clipped = np.zeros(size, dtype=bool)
+    state = _State(
+        track=np.ascontiguousarray(track),
+        starts=np.ascontiguousarray(ts_ns),
+        ends=np.where(is_open, ts_ns, ts_ns + np.where(is_open, 0, dur_ns)),
+        is_open=is_open,
+        parent=np.full(size, -1, dtype=np.int64),
+        inside=np.zeros(size, dtype=np.int64),
+        clipped=np.zeros(size, dtype=bool),
+    )
+    library = load(Path(__file__).with_name("_nest")) if compiled else None
+    if library is None or not _in_c(library, state):
+        _in_python(state)
+    self_ns = np.where(is_open, MISSING, state.ends - ts_ns - state.inside)
+    return Nesting(state.parent, state.ends, self_ns, state.clipped)
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Arrays that the loop reads, and those that it fills: ends, parent, inside, clipped."""
+
+    track: Int64
+    starts: Int64
+    ends: Int64
+    is_open: Bool
+    parent: Int64
+    inside: Int64
+    clipped: Bool
+
+
+def _in_c(library: ctypes.CDLL, state: _State) -> bool:
+    arrays = (state.track, state.starts, state.ends, state.is_open, state.parent, state.inside, state.clipped)
+    pointers = [ctypes.c_void_p(array.ctypes.data) for array in arrays]
+    return int(library.cc_nest(ctypes.c_int64(len(state.starts)), *pointers)) == 0
+
+
+def _in_python(state: _State) -> None:
+    tracks, starts, opened = state.track.tolist(), state.starts.tolist(), state.is_open.tolist()
+    ends, parent, inside = state.ends.tolist(), state.parent.tolist(), state.inside.tolist()
+    owner = list(range(len(starts)))
     stack: list[int] = []
-    for row in range(size):
-        start = starts[row]
+    for row, start in enumerate(starts):
         while stack and (tracks[stack[-1]] != tracks[row] or ends[stack[-1]] <= start):
             stack.pop()
         if stack:
             top = stack[-1]
             parent[row] = top
             if opened[row]:
+                # An open row has no time of its own, so its children take their time from the row around it.
                 ends[row] = ends[top]
-            elif ends[row] > ends[top]:
-                ends[row] = ends[top]
-                clipped[row] = True
-            if not opened[row]:
+                owner[row] = owner[top]
+            else:
+                if ends[row] > ends[top]:
+                    ends[row] = ends[top]
+                    state.clipped[row] = True
                 inside[owner[top]] += ends[row] - start
-            # An open row has no time of its own, so its children take their time from the row around it.
-            owner[row] = owner[top] if opened[row] else row
         stack.append(row)
-    end_ns = np.array(ends, dtype=np.int64)
-    self_ns = np.where(is_open, MISSING, end_ns - ts_ns - np.array(inside, dtype=np.int64))
-    return Nesting(np.array(parent, dtype=np.int64), end_ns, self_ns, clipped)
+    state.ends[:], state.parent[:], state.inside[:] = ends, parent, inside
 
 
 def innermost_at(times: Int64, start_ns: Int64, end_ns: Int64) -> Int64:

@@ -18,7 +18,7 @@ from chakra_capture.merge.order import link_by_order
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
-from chakra_capture.merge.tables import Columns, collectives, link_rows, step_rows
+from chakra_capture.merge.tables import Columns, collectives, link_rows, step_rows, text_series
 from chakra_capture.trace.columns import MISSING, Coded, Int64
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
@@ -142,8 +142,8 @@ def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
     data: dict[str, Any] = {
         "node_id": pl.Series(np.arange(first, first + size)),
         "window": pl.repeat(window, size, dtype=pl.Int32, eager=True),
-        "kind": _texts(Coded(columns.kind.astype(np.int32), KINDS)),
-        "name": _texts(columns.name),
+        "kind": text_series(Coded(columns.kind.astype(np.int32), KINDS)),
+        "name": text_series(columns.name),
         "parent_id": rows(columns.parent),
         "launch_id": rows(columns.launch),
         "ts_ns": ints(columns.ts_ns),
@@ -155,20 +155,36 @@ def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
         "host_id": ints(columns.host_id),
         "step": ints(columns.step),
         "collective": collectives(columns),
-        "input_shapes": _texts(columns.input_shapes),
-        "input_types": _texts(columns.input_types),
-        "args": _texts(columns.args),
+        "input_shapes": text_series(columns.input_shapes),
+        "input_types": text_series(columns.input_types),
+        "args": _args(columns),
         **{key: ints(values) for key, values in columns.ids.items()},
     }
     for column in NODES.columns:
-        data.setdefault(column.name, pl.Series([None] * size, dtype=column.dtype))
+        if column.name not in data:
+            data[column.name] = pl.repeat(None, size, dtype=column.dtype, eager=True)
     return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
 
 
-def _texts(coded: Coded) -> pl.Series:
-    values = pl.Series(list(coded.values), dtype=pl.String)
-    codes = pl.Series(coded.codes)
-    return values.gather(pl.select(pl.when(codes >= 0).then(codes)).to_series().cast(pl.UInt32))
+def _args(columns: Columns) -> pl.Series:
+    """One JSON text per row: category, args of the device trace, and under "host" what only the host trace has."""
+    frame = pl.DataFrame(
+        {
+            "cat": text_series(columns.category),
+            "args": text_series(columns.args),
+            "host": text_series(columns.host_rest),
+        }
+    )
+    cat, args, host = pl.col("cat"), pl.col("args"), pl.col("host")
+    inner = args.str.strip_prefix("{").str.strip_suffix("}")
+    text = pl.concat_str(
+        pl.when(cat.is_null()).then(pl.lit("{")).otherwise(pl.concat_str(pl.lit('{"cat":'), cat)),
+        pl.when(args.is_null()).then(pl.lit("")).otherwise(pl.concat_str(pl.lit(","), inner)),
+        pl.when(host.is_null() | cat.is_null()).then(pl.lit("")).otherwise(pl.lit(",")),
+        pl.when(host.is_null()).then(pl.lit("")).otherwise(pl.concat_str(pl.lit('"host":'), host)),
+        pl.lit("}"),
+    )
+    return frame.select(text.alias("args")).to_series()
 
 
 def _shift(edges: pl.DataFrame, window: int, first: int) -> pl.DataFrame:

@@ -4,9 +4,10 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.merge import intervals
+from chakra_capture.merge.link import match_keys
 from chakra_capture.merge.rows import ACTIVITY_KINDS
 from chakra_capture.merge.tables import Columns, step_rows
-from chakra_capture.trace.columns import MISSING
+from chakra_capture.trace.columns import MISSING, Bool, Int64, missing
 from chakra_capture.trace.schema import STEPS
 
 
@@ -19,35 +20,46 @@ def steps_table(
     activity, so that they sum to the step; they are null where the trace has no device events.
     ``cut_steps`` are those that a manifest says were cut short, None if no manifest says.
     """
-    rows = [_step(columns, int(row), window, first_node_id) for row in step_rows(columns)]
-    table = pl.DataFrame(rows, schema=STEPS.schema, orient="row")
+    rows = step_rows(columns)
+    ts, dur = columns.ts_ns[rows], columns.dur_ns[rows]
+    known = (ts != MISSING) & (dur != MISSING)
+    busy, count = _device_time(columns, rows, known)
+    values = {
+        "window": np.full(len(rows), window),
+        "step": columns.step[rows],
+        "node_id": rows + first_node_id,
+        "pid": columns.pid[rows],
+        "ts_ns": ts,
+        "dur_ns": np.where(known, dur, MISSING),
+        "device_busy_ns": busy,
+        "device_idle_ns": np.where(busy != MISSING, dur - np.where(busy != MISSING, busy, 0), MISSING),
+        "num_device_activities": count,
+    }
+    table = pl.DataFrame(
+        [
+            pl.Series(name, values[name]).replace(MISSING, None).cast(dtype)
+            if name in values
+            else pl.repeat(name == "profiled" or None, len(rows), dtype=dtype, eager=True).alias(name)
+            for name, dtype in STEPS.schema.items()
+        ]
+    )
     if cut_steps is None:
         return table
     # A warm-up step is run, not recorded, by our own recorder.
     return table.with_columns(partial=pl.col("step").is_in(list(cut_steps)), warmup=pl.lit(False))
 
 
-def _step(columns: Columns, row: int, window: int, first_node_id: int) -> dict[str, object]:
-    ts, dur = int(columns.ts_ns[row]), int(columns.dur_ns[row])
-    known = ts != MISSING and dur != MISSING
-    values: dict[str, object] = dict.fromkeys(STEPS.schema.names())
-    values |= {
-        "window": window,
-        "step": int(columns.step[row]),
-        "node_id": first_node_id + row,
-        "pid": None if columns.pid[row] == MISSING else int(columns.pid[row]),
-        "ts_ns": ts if ts != MISSING else None,
-        "dur_ns": dur if known else None,
-        "profiled": True,
-    }
-    activity = columns.is_kind(*ACTIVITY_KINDS) & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
-    if known and activity.any():
-        start = columns.ts_ns[activity]
-        busy = intervals.total(*intervals.clip(start, start + columns.dur_ns[activity], ts, ts + dur))
-        launched = columns.is_kind(*ACTIVITY_KINDS) & (columns.step == columns.step[row])
-        values |= {
-            "device_busy_ns": busy,
-            "device_idle_ns": dur - busy,
-            "num_device_activities": int(np.count_nonzero(launched)),
-        }
-    return values
+def _device_time(columns: Columns, rows: Int64, known: Bool) -> tuple[Int64, Int64]:
+    """Busy ns within each step and activities launched in it; ``MISSING`` without device events or an end."""
+    activity = columns.is_kind(*ACTIVITY_KINDS)
+    timed = activity & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
+    if not timed.any():
+        return missing(len(rows)), missing(len(rows))
+    start = columns.ts_ns[timed]
+    union = intervals.union(start, start + columns.dur_ns[timed])
+    low = np.where(known, columns.ts_ns[rows], 0)
+    busy = intervals.covered(*union, low, low + np.where(known, columns.dur_ns[rows], 0))
+    steps, counts = np.unique(columns.step[activity], return_counts=True)
+    at = match_keys(columns.step[rows], steps)
+    count = np.where(at >= 0, counts[np.maximum(at, 0)], 0)
+    return np.where(known, busy, MISSING), np.where(known, count, MISSING)

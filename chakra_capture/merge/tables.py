@@ -8,7 +8,7 @@ import polars as pl
 
 from chakra_capture import annotations
 from chakra_capture.merge.collectives import host_collective, kernel_collective
-from chakra_capture.merge.link import HostLink, link_launches
+from chakra_capture.merge.link import HostLink, link_launches, match_keys
 from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.merge.rows import (
     ACTIVITY_KINDS,
@@ -16,13 +16,12 @@ from chakra_capture.merge.rows import (
     CPU_KINDS,
     DEVICE_KINDS,
     device_kinds,
-    distinct_pairs,
     end_of,
     host_kinds,
     of_kind,
     tracks,
 )
-from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, concat_coded, missing
+from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, concat_coded, missing, nulls
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
 
@@ -33,7 +32,8 @@ _NESTS_OUTSIDE = ("python_function", "annotation", "host_op", "runtime")
 class Columns:
     """Linked rows of one window, sorted; row numbers are node ids within the window.
 
-    ``parent``, ``launch`` and ``host_parent`` are row numbers, -1 for none.
+    ``parent``, ``launch`` and ``host_parent`` are row numbers, -1 for none; ``track`` numbers the (pid, tid) pairs.
+    The column args is written from ``category`` (JSON, null for rows of the host trace alone), ``args``, ``host_rest``.
     """
 
     kind: "np.typing.NDArray[np.int8]"
@@ -46,10 +46,13 @@ class Columns:
     host_id: Int64
     input_shapes: Coded
     input_types: Coded
+    category: Coded
     args: Coded
+    host_rest: Coded
     host_parent: Int64
     parent: Int64 = field(default_factory=lambda: missing(0))
     launch: Int64 = field(default_factory=lambda: missing(0))
+    track: Int64 = field(default_factory=lambda: missing(0))
     self_ns: Int64 = field(default_factory=lambda: missing(0))
     clipped_end_ns: Int64 = field(default_factory=lambda: missing(0))
     step: Int64 = field(default_factory=lambda: missing(0))
@@ -66,6 +69,7 @@ class Columns:
 def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
     """Union of both files' rows with parents, launches, self times and steps."""
     columns = _in_order(_union(host, device, host_link), host_only=device is None)
+    columns.track = tracks(columns.pid, columns.tid)
     _nest_cpu(columns, host_only=device is None)
     columns.launch = link_launches(
         columns.ids["correlation_id"],
@@ -83,7 +87,7 @@ def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: Hos
 def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
     if device is None:
         assert host is not None
-        return _host_columns(host, np.arange(host.num_nodes), tid=host.attrs["tid"].copy())
+        return _host_columns(host, np.arange(host.num_nodes), tid=host.attrs["tid"], parents=host_parents(host))
     columns = _device_columns(device)
     if host is None or host_link is None:
         return columns
@@ -109,18 +113,19 @@ def _device_columns(device: DeviceTrace) -> Columns:
         host_id=missing(size),
         input_shapes=device.input_shapes,
         input_types=device.input_types,
-        args=_with_category(device.args, device.category),
+        category=_as_json(device.category),
+        args=device.args,
+        host_rest=nulls(size),
         host_parent=np.full(size, -1, dtype=np.int64),
     )
 
 
-def _host_columns(host: HostTrace, nodes: Int64, tid: Int64) -> Columns:
-    """Columns of the given host nodes alone; ``host_parent`` refers to positions in ``nodes``."""
+def _host_columns(host: HostTrace, nodes: Int64, *, tid: Int64, parents: Int64) -> Columns:
+    """Columns of the given host nodes alone; ``parents`` has the row number of every node's parent."""
     size = len(nodes)
     ids = {key: missing(size) for key in ("external_id", "correlation_id", "device", "stream")}
     ids["record_function_id"] = host.attrs["rf_id"][nodes]
     ids["sequence_number"] = host.attrs["seq_id"][nodes]
-    rest = Coded(host.rest.codes[nodes], [f'{{"host":{text}}}' for text in host.rest.values])
     return Columns(
         kind=host_kinds(host)[nodes],
         name=Coded(host.name.codes[nodes], host.name.values),
@@ -132,15 +137,16 @@ def _host_columns(host: HostTrace, nodes: Int64, tid: Int64) -> Columns:
         host_id=host.node_id[nodes],
         input_shapes=Coded(host.input_shapes.codes[nodes], host.input_shapes.values),
         input_types=Coded(host.input_types.codes[nodes], host.input_types.values),
-        args=rest,
-        host_parent=host_parents(host)[nodes],
+        category=nulls(size),
+        args=nulls(size),
+        host_rest=Coded(host.rest.codes[nodes], host.rest.values),
+        host_parent=parents[nodes],
     )
 
 
 def host_parents(host: HostTrace) -> Int64:
     """Position of each node's parent in the host trace, -1 for none or a parent that was never written."""
-    position = {int(node): at for at, node in enumerate(host.node_id)}
-    return np.array([position.get(int(p), -1) for p in host.parent], dtype=np.int64)
+    return match_keys(host.parent, host.node_id)
 
 
 def _join(columns: Columns, host: HostTrace, device_row: Int64) -> Columns:
@@ -148,20 +154,20 @@ def _join(columns: Columns, host: HostTrace, device_row: Int64) -> Columns:
     linked = np.flatnonzero(device_row >= 0)
     rows = device_row[linked]
     alone = np.flatnonzero(device_row < 0)
-    extra = _host_columns(host, alone, tid=_thread_ids(host, columns, device_row))
     row_of_node = device_row.copy()
     row_of_node[alone] = len(columns) + np.arange(len(alone))
     all_parents = host_parents(host)
     columns.host_id[rows] = host.node_id[linked]
     parents = np.where(all_parents >= 0, row_of_node[np.maximum(all_parents, 0)], -1)
     columns.host_parent[rows] = parents[linked]
-    extra.host_parent = parents[alone]
+    extra = _host_columns(host, alone, tid=_thread_ids(host, columns, device_row), parents=parents)
     sequence = host.attrs["seq_id"][linked]
     known = columns.ids["sequence_number"][rows] == MISSING
     columns.ids["sequence_number"][rows] = np.where(known, sequence, columns.ids["sequence_number"][rows])
     columns.input_shapes = _overlay(columns.input_shapes, rows, host.input_shapes, linked)
     columns.input_types = _overlay(columns.input_types, rows, host.input_types, linked)
-    columns.args = _merge_args(columns.args, rows, host.rest, linked)
+    columns.host_rest = Coded(columns.host_rest.codes.copy(), host.rest.values)
+    columns.host_rest.codes[rows] = host.rest.codes[linked]
     return _append(columns, extra)
 
 
@@ -185,28 +191,10 @@ def _overlay(column: Coded, rows: Int64, source: Coded, at: Int64) -> Coded:
     return Coded(codes, both.values)
 
 
-def _merge_args(args: Coded, rows: Int64, rest: Coded, at: Int64) -> Coded:
-    """Put the host's own attributes under "host" into the args of linked rows; one text per distinct pair."""
-    left, right = args.codes[rows].astype(np.int64), rest.codes[at].astype(np.int64)
-    first, second, number = distinct_pairs(left, right)
-    texts = [_insert_host(args.values[a], rest.values[b]) for a, b in zip(first.tolist(), second.tolist(), strict=True)]
-    merged = Coded(number.astype(np.int32), texts)
-    return _overlay(args, rows, merged, np.arange(len(rows)))
-
-
-def _insert_host(args: str, host: str) -> str:
-    return f'{args[:-1]},"host":{host}}}'
-
-
-def _with_category(args: Coded, category: Coded) -> Coded:
-    """Prefix the args text with the category it came under."""
-    first, second, number = distinct_pairs(args.codes.astype(np.int64), category.codes.astype(np.int64))
-    texts = []
-    for a, c in zip(first.tolist(), second.tolist(), strict=True):
-        text = args.values[a] if a >= 0 else "{}"
-        name = msgspec.json.encode(category.values[c] if c >= 0 else None).decode()
-        texts.append(f'{{"cat":{name}}}' if text == "{}" else f'{{"cat":{name},{text[1:]}')
-    return Coded(number.astype(np.int32), texts)
+def _as_json(category: Coded) -> Coded:
+    """Categories as JSON text; a device row without one has ``null``."""
+    texts = [msgspec.json.encode(value).decode("utf-8", "replace") for value in category.values]
+    return Coded(np.where(category.codes >= 0, category.codes, np.int32(len(texts))).astype(np.int32), [*texts, "null"])
 
 
 def _append(first: Columns, second: Columns) -> Columns:
@@ -224,7 +212,9 @@ def _append(first: Columns, second: Columns) -> Columns:
         host_id=both(first.host_id, second.host_id),
         input_shapes=concat_coded(first.input_shapes, second.input_shapes),
         input_types=concat_coded(first.input_types, second.input_types),
+        category=concat_coded(first.category, second.category),
         args=concat_coded(first.args, second.args),
+        host_rest=concat_coded(first.host_rest, second.host_rest),
         host_parent=both(first.host_parent, second.host_parent),
     )
 
@@ -259,7 +249,9 @@ def _in_order(columns: Columns, *, host_only: bool) -> Columns:
         host_id=columns.host_id[order],
         input_shapes=take(columns.input_shapes),
         input_types=take(columns.input_types),
+        category=take(columns.category),
         args=take(columns.args),
+        host_rest=take(columns.host_rest),
         host_parent=np.where(parent >= 0, new_row[np.maximum(parent, 0)], -1),
     )
 
@@ -278,8 +270,7 @@ def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
     rows = np.flatnonzero(columns.is_kind(*CPU_KINDS) & ~timeless)
     if not len(rows):
         return
-    track = tracks(columns.pid, columns.tid)
-    nesting = nest(track[rows], columns.ts_ns[rows], columns.dur_ns[rows])
+    nesting = nest(columns.track[rows], columns.ts_ns[rows], columns.dur_ns[rows])
     columns.parent[rows] = np.where(nesting.parent >= 0, rows[np.maximum(nesting.parent, 0)], -1)
     columns.self_ns[rows] = nesting.self_ns
     columns.clipped_end_ns[rows] = nesting.end_ns
@@ -336,16 +327,30 @@ def _steps(columns: Columns) -> Int64:
     return step
 
 
-def collectives(columns: Columns, stated: Coded | None = None) -> pl.Series:
+def collectives(columns: Columns) -> pl.Series:
     """Collective of each communication row, null elsewhere."""
-    names = columns.name
-    values: list[str | None] = [None] * len(columns)
-    for row in np.flatnonzero(columns.is_kind("kernel")):
-        values[row] = kernel_collective(names[int(row)] or "", _stated(columns.args[int(row)]))
-    host = np.array([host_collective(v) is not None for v in names.values], dtype=bool)
-    for row in np.flatnonzero(columns.is_kind("host_op", "annotation") & names.mask_of(host)):
-        values[row] = host_collective(names[int(row)] or "")
-    return pl.Series("collective", values, dtype=pl.String)
+    names, args = columns.name, columns.args
+    found: dict[str, int] = {}
+    codes = np.full(len(columns), -1, dtype=np.int32)
+
+    def fill(rows: Bool, per_value: list[str | None], of: Coded) -> None:
+        table = np.array([-1 if v is None else found.setdefault(v, len(found)) for v in per_value] or [-1])
+        codes[rows] = table[of.codes[rows]]
+
+    is_kernel = columns.is_kind("kernel")
+    fill(is_kernel, [kernel_collective(name, None) for name in names.values], names)
+    stated = [_stated(text) for text in args.values]
+    has_stated = args.mask_of(np.array([value is not None for value in stated], dtype=bool))
+    fill(is_kernel & has_stated, [value and kernel_collective("", value) for value in stated], args)
+    fill(columns.is_kind("host_op", "annotation"), [host_collective(name) for name in names.values], names)
+    return text_series(Coded(codes, list(found)))
+
+
+def text_series(column: Coded) -> pl.Series:
+    """The column as polars text."""
+    codes = pl.Series(column.codes)
+    rows = pl.select(pl.when(codes >= 0).then(codes).cast(pl.UInt32)).to_series()
+    return pl.Series(list(column.values), dtype=pl.String).gather(rows)
 
 
 class _CommArgs(msgspec.Struct):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from chakra_capture.merge.rows import ACTIVITY_KINDS, tracks
+from chakra_capture.merge.rows import ACTIVITY_KINDS, end_of
 from chakra_capture.merge.tables import Columns
 from chakra_capture.trace.columns import MISSING, Int64
 
@@ -39,7 +39,7 @@ class _Launches:
         rows, launched = rows[launched != MISSING], launched[launched != MISSING]
         order = np.lexsort((columns.ts_ns[rows], launched))
         rows, launched = rows[order], launched[order]
-        self._thread_of_row = tracks(columns.pid, columns.tid)
+        self._thread_of_row = columns.track
         device, stream = columns.ids["device"][rows], columns.ids["stream"][rows]
         self._by_stream: dict[tuple[int, int], _Queue] = {}
         for key in sorted(set(zip(device.tolist(), stream.tolist(), strict=True))):
@@ -89,8 +89,8 @@ def find_waits(columns: Columns) -> Waits:
     launches = _Launches(columns)
     waits = Waits([], [])
     calls = np.flatnonzero(columns.is_kind("runtime") & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING))
-    by_correlation = {int(c): int(r) for c, r in zip(columns.ids["correlation_id"][calls], calls, strict=True)}
     recorded = np.flatnonzero(columns.is_kind("sync"))
+    by_correlation = _by_correlation(columns, calls) if len(recorded) else {}
     explained = set()
     for row in recorded.tolist():
         call = by_correlation.get(int(columns.ids["correlation_id"][row]))
@@ -104,6 +104,11 @@ def find_waits(columns: Columns) -> Waits:
             _from_call(columns, launches, call, kind, waits)
     _blocking_copies(columns, waits)
     return waits
+
+
+def _by_correlation(columns: Columns, calls: Int64) -> dict[int, int]:
+    """Call of each correlation id, the outermost where calls are nested."""
+    return {int(c): int(r) for c, r in zip(columns.ids["correlation_id"][calls[::-1]], calls[::-1], strict=True)}
 
 
 def _from_record(
@@ -150,12 +155,13 @@ def _from_call(columns: Columns, launches: _Launches, call: int, kind: str, wait
 
 def _blocking_copies(columns: Columns, waits: Waits) -> None:
     """A copy to pageable memory blocks its own launch call, which returns when the copy is done."""
-    for row in np.flatnonzero(columns.is_kind("memcpy") & (columns.launch >= 0)).tolist():
-        call, name = int(columns.launch[row]), columns.name[row] or ""
-        blocks = "Pageable" in name or columns.name[call] in _BLOCKING_COPIES
-        known = MISSING not in (columns.ts_ns[row], columns.dur_ns[row], columns.ts_ns[call], columns.dur_ns[call])
-        if blocks and known and columns.ts_ns[row] + columns.dur_ns[row] <= columns.ts_ns[call] + columns.dur_ns[call]:
-            waits.sync.append((row, call))
+    pageable = np.array(["Pageable" in name for name in columns.name.values], dtype=bool)
+    rows = np.flatnonzero(columns.is_kind("memcpy") & (columns.launch >= 0))
+    calls = columns.launch[rows]
+    blocks = columns.name.mask_of(pageable)[rows] | columns.name.mask(_BLOCKING_COPIES)[calls]
+    done, returned = (end_of(columns.ts_ns[r], columns.dur_ns[r]) for r in (rows, calls))
+    inside = blocks & (done != MISSING) & (done <= returned)
+    waits.sync.extend(zip(rows[inside].tolist(), calls[inside].tolist(), strict=True))
 
 
 def _add(pairs: list[tuple[int, int]], source: int | None, target: int) -> None:

@@ -107,8 +107,18 @@ def parse_ids(texts: Sequence[bytes | None]) -> Int64:
     return np.where((numbers >= -LARGEST) & (numbers <= LARGEST), numbers, MISSING)
 
 
+def nulls(size: int) -> Coded:
+    """A text column of ``size`` nulls."""
+    return Coded(np.full(size, -1, dtype=np.int32), [])
+
+
 def concat_coded(first: Coded, second: Coded) -> Coded:
     """Append ``second`` to ``first``, with one dictionary."""
+    # A dictionary can be larger than the rest of the trace; most columns of one side have none.
+    if first.values is second.values or not len(second.values):
+        return Coded(np.concatenate([first.codes, second.codes]), first.values)
+    if not len(first.values):
+        return Coded(np.concatenate([first.codes, second.codes]), second.values)
     known = {value: code for code, value in enumerate(first.values)}
     table = np.array([known.setdefault(v, len(known)) for v in second.values] or [-1], dtype=np.int32)
     moved = np.where(second.codes >= 0, table[second.codes], np.int32(-1)).astype(np.int32)

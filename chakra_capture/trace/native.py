@@ -1,7 +1,6 @@
-"""The C scanner: finding and loading it, feeding it, and taking its columns over without a Python loop over rows."""
+"""The C scanner: loading it, feeding it, and taking its columns over without a Python loop over rows."""
 
 import ctypes
-import importlib.machinery
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from chakra_capture.trace import compiled
 from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse
 from chakra_capture.trace.feed import Feed, State, Step, Taker
 
@@ -59,25 +59,18 @@ class Layout:
     wide: tuple[str, ...]
 
 
-def library_path() -> Path | None:
-    """Where the package's own build left the scanner; None if it could not be built."""
-    here = Path(__file__)
-    names = (here.with_name(f"_scan{suffix}") for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    return next((path for path in names if path.exists()), None)
+_STEM = Path(__file__).with_name("_scan")
 
 
 @cache
-def load(path: Path | None = None) -> Library | None:
+def load(stem: Path = _STEM) -> Library | None:
     """Load the scanner; None where it is not built or not for this machine."""
-    path = path or library_path()
-    if path is None:
-        return None
+    library = compiled.load(stem)
     try:
-        library = ctypes.CDLL(str(path))
-        for name, (result, arguments) in _SIGNATURES.items():
+        for name, (result, arguments) in _SIGNATURES.items() if library else ():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
-    except (OSError, AttributeError):
+    except AttributeError:
         return None
     return library
 

@@ -1,5 +1,6 @@
 """Containment on a thread against a reading by definition, row by row."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chakra_capture.merge import nest as nest_module
 from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.trace.columns import MISSING
+from chakra_capture.trace.compiled import load
 
 
 class Span(NamedTuple):
@@ -49,11 +52,16 @@ SPANS = st.lists(
 
 
 def nested(spans: list[Span]) -> tuple[list[int], list[int], list[int | None], list[bool]]:
-    result = nest(
+    """Nest with both loops, which must agree."""
+    columns = (
         np.array([s.track for s in spans], dtype=np.int64),
         np.array([s.ts for s in spans], dtype=np.int64),
         np.array([MISSING if s.dur is None else s.dur for s in spans], dtype=np.int64),
     )
+    result = nest(*columns, compiled=False)
+    in_c = nest(*columns)
+    for name in ("parent", "end_ns", "self_ns", "clipped"):
+        assert np.array_equal(getattr(result, name), getattr(in_c, name)), name
     own = [None if v == MISSING else v for v in result.self_ns.tolist()]
     return result.parent.tolist(), result.end_ns.tolist(), own, result.clipped.tolist()
 
@@ -124,3 +132,8 @@ def test_holder_of_a_time_is_the_last_begun_of_those_still_open(marks: list[tupl
     end = start + np.array([dur for _, dur in marks], dtype=np.int64)
     expected = [max((p for p, (ts, dur) in enumerate(marks) if ts <= t < ts + dur), default=-1) for t in times]
     assert innermost_at(np.array(times, dtype=np.int64), start, end).tolist() == expected
+
+
+def test_the_c_loop_is_built_here() -> None:
+    """Without it the comparison of both loops would compare Python with itself."""
+    assert load(Path(nest_module.__file__).with_name("_nest")) is not None

@@ -238,8 +238,8 @@ def test_any_layout_gives_the_same_as_json_loads(
 def test_without_the_library_the_msgspec_path_reads(tmp_path: Path) -> None:
     path = TraceBuilder().op("aten::mm", 0, 5).write_device(tmp_path / "d.json")
     program = (
-        "import sys; from pathlib import Path; from chakra_capture.trace import native\n"
-        "native.library_path = lambda: None\n"
+        "import sys; from pathlib import Path; from chakra_capture.trace import compiled\n"
+        "compiled.load = lambda stem: None\n"
         "from chakra_capture.trace.device import read_device_trace\n"
         "print(read_device_trace(Path(sys.argv[1])).scanner)"
     )
@@ -263,6 +263,5 @@ def test_the_scanner_that_read_is_named(tmp_path: Path) -> None:
 
 
 def test_a_library_that_is_none_is_as_good_as_missing(tmp_path: Path) -> None:
-    fake = tmp_path / "_scan.so"
-    fake.write_bytes(b"no library")
-    assert native.load(fake) is None
+    (tmp_path / "_scan.so").write_bytes(b"no library")
+    assert native.load(tmp_path / "_scan") is None
