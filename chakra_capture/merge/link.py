@@ -54,11 +54,12 @@ def link_host_ops(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
     device_ids = device.ids["record_function_id"][rows]
     hit = match_keys(host_ids, device_ids)
     found = hit >= 0
-    row = _same_id_and_name(host, device, rows)
+    known = device_ids[device_ids != MISSING]
+    num_duplicates = len(known) - len(np.unique(known))
+    row = _same_id_and_name(host, device, rows, num_duplicates)
     equal = row >= 0
     both_sequence = equal & (host.attrs["seq_id"] != MISSING) & (device.ids["sequence_number"][row] != MISSING)
     same_sequence = both_sequence & (host.attrs["seq_id"] == device.ids["sequence_number"][row])
-    known = device_ids[device_ids != MISSING]
     cpu_pids = device.pid[rows]
     evidence = Evidence(
         host_pid=host.pid,
@@ -76,22 +77,35 @@ def link_host_ops(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
     link = HostLink(
         device_row=once,
         num_name_mismatch=int(np.count_nonzero(found & ~equal)),
-        num_duplicate_ids=len(known) - len(np.unique(known)),
+        num_duplicate_ids=num_duplicates,
         num_host_duplicates=int(np.count_nonzero(equal & (once < 0))),
     )
     return link, evidence
 
 
-def _same_id_and_name(host: HostTrace, device: DeviceTrace, rows: Int64) -> Int64:
+def _same_id_and_name(host: HostTrace, device: DeviceTrace, rows: Int64, num_duplicates: int) -> Int64:
     """Device row of each host node with its record-function id and its name, -1 for none; the first of several."""
-    code_of = {name: code for code, name in enumerate(device.name.values)}
-    host_code = np.array([code_of.get(name, -1) for name in host.name.values], dtype=np.int64)[host.name.codes]
+    code_of = {_as_kineto_writes(name): code for code, name in enumerate(device.name.values)}
+    names = [code_of.get(_as_kineto_writes(name), -1) for name in host.name.values]
+    host_code = np.array(names, dtype=np.int64)[host.name.codes]
+    device_ids = device.ids["record_function_id"][rows]
+    hit = match_keys(host.attrs["rf_id"], device_ids)
+    if len(rows) and not num_duplicates:
+        row = np.where(hit >= 0, rows[np.maximum(hit, 0)], -1)
+        return np.where((hit >= 0) & (device.name.codes[row] == host_code), row, -1)
     ids, number = np.unique(device.ids["record_function_id"][rows], return_inverse=True)
     at = match_keys(host.attrs["rf_id"], ids)
     width = len(code_of) + 1
     left = np.where((at >= 0) & (host_code >= 0), at * width + host_code, MISSING)
     hit = match_keys(left, number.reshape(-1).astype(np.int64) * width + device.name.codes[rows])
     return np.where(hit >= 0, rows[np.maximum(hit, 0)], -1) if len(rows) else hit
+
+
+def _as_kineto_writes(name: str) -> str:
+    """Kineto writes a slash for a backslash and leaves control characters out; the observer keeps both (torch 2.13)."""
+    if name.isprintable() and "\\" not in name:
+        return name
+    return "".join(c for c in name.replace("\\", "/") if c >= " " and c != "\x7f")
 
 
 def _each_row_once(row: Int64) -> Int64:

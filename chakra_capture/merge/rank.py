@@ -25,8 +25,6 @@ from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import HostTrace, read_host_trace
 from chakra_capture.trace.schema import EDGES, KINDS, NODES, SCHEMA_VERSION, STEPS
 
-SCANNER = "msgspec"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
@@ -79,7 +77,7 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
         layout.EDGES_FILE: pl.concat(edges) if edges else pl.DataFrame(schema=EDGES.schema),
         layout.STEPS_FILE: pl.concat(steps) if steps else pl.DataFrame(schema=STEPS.schema),
     }
-    link = {"schema_version": SCHEMA_VERSION, "rank": rank, "scanner": SCANNER, "windows": entries}
+    link = {"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries}
     _write(out, tables, link)
     return RankReport(rank, tuple(entries))
 
@@ -133,11 +131,8 @@ def _check_salvage(host: HostTrace | None, device: DeviceTrace | None, options: 
 def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
     size = len(columns)
 
-    def ints(values: Int64) -> pl.Series:
-        return pl.select(pl.when(pl.Series(values != MISSING)).then(pl.Series(values))).to_series()
-
     def rows(values: Int64) -> pl.Series:
-        return ints(np.where(values >= 0, values + first, MISSING))
+        return _ints(np.where(values >= 0, values + first, MISSING))
 
     data: dict[str, Any] = {
         "node_id": pl.Series(np.arange(first, first + size)),
@@ -146,19 +141,19 @@ def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
         "name": text_series(columns.name),
         "parent_id": rows(columns.parent),
         "launch_id": rows(columns.launch),
-        "ts_ns": ints(columns.ts_ns),
-        "dur_ns": ints(columns.dur_ns),
-        "self_dur_ns": ints(columns.self_ns),
+        "ts_ns": _ints(columns.ts_ns),
+        "dur_ns": _ints(columns.dur_ns),
+        "self_dur_ns": _ints(columns.self_ns),
         "repaired": pl.Series(columns.repaired),
-        "pid": ints(columns.pid),
-        "tid": ints(columns.tid),
-        "host_id": ints(columns.host_id),
-        "step": ints(columns.step),
+        "pid": _ints(columns.pid),
+        "tid": _ints(columns.tid),
+        "host_id": _ints(columns.host_id),
+        "step": _ints(columns.step),
         "collective": collectives(columns),
         "input_shapes": text_series(columns.input_shapes),
         "input_types": text_series(columns.input_types),
         "args": _args(columns),
-        **{key: ints(values) for key, values in columns.ids.items()},
+        **{key: _ints(values) for key, values in columns.ids.items()},
     }
     for column in NODES.columns:
         if column.name not in data:
@@ -167,24 +162,29 @@ def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
 
 
 def _args(columns: Columns) -> pl.Series:
-    """One JSON text per row: category, args of the device trace, and under "host" what only the host trace has."""
-    frame = pl.DataFrame(
-        {
-            "cat": text_series(columns.category),
-            "args": text_series(columns.args),
-            "host": text_series(columns.host_rest),
-        }
-    )
-    cat, args, host = pl.col("cat"), pl.col("args"), pl.col("host")
-    inner = args.str.strip_prefix("{").str.strip_suffix("}")
-    text = pl.concat_str(
-        pl.when(cat.is_null()).then(pl.lit("{")).otherwise(pl.concat_str(pl.lit('{"cat":'), cat)),
-        pl.when(args.is_null()).then(pl.lit("")).otherwise(pl.concat_str(pl.lit(","), inner)),
-        pl.when(host.is_null() | cat.is_null()).then(pl.lit("")).otherwise(pl.lit(",")),
-        pl.when(host.is_null()).then(pl.lit("")).otherwise(pl.concat_str(pl.lit('"host":'), host)),
-        pl.lit("}"),
-    )
-    return frame.select(text.alias("args")).to_series()
+    """One JSON text per row: category, args of the device trace, and under "host" what only the host trace has.
+
+    The text is put together from pieces that are null where a row has none of the kind; what can be done once per
+    distinct text is done there.
+    """
+    head, residue = columns.category, columns.residue
+    from_device = pl.Series(head.codes >= 0)
+    pieces = [
+        text_series(Coded(head.codes, [f'{{"cat":{value}' for value in head.values])).fill_null("{"),
+        text_series(Coded(residue.codes, [f",{value[1:-1]}" for value in residue.values])),
+    ]
+    pieces += [pl.select(pl.concat_str(pl.lit(f',"{key}":'), _ints(v))).to_series() for key, v in columns.wide.items()]
+    if columns.host_rest:
+        begin, *others = columns.host_rest
+        comma = pl.select(pl.when(from_device & pl.Series(begin.codes >= 0)).then(pl.lit(","))).to_series()
+        pieces += [comma, text_series(Coded(begin.codes, [f'"host":{value}' for value in begin.values]))]
+        pieces += [text_series(part) for part in others]
+    return pl.select(pl.concat_str(*pieces, pl.lit("}"), ignore_nulls=True)).to_series()
+
+
+def _ints(values: Int64) -> pl.Series:
+    known = pl.Series(values != MISSING)
+    return pl.select(pl.when(known).then(pl.Series(values))).to_series()
 
 
 def _shift(edges: pl.DataFrame, window: int, first: int) -> pl.DataFrame:
@@ -241,6 +241,7 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
             only[name] = only.get(name, 0) + 1
     return {
         "file": host.path.name,
+        "scanner": str(host.scanner),
         "schema": host.schema,
         "pid": host.pid,
         "finished": host.finished,
@@ -292,6 +293,7 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
     launched = activity & (columns.launch >= 0)
     return {
         "file": device.path.name,
+        "scanner": str(device.scanner),
         "num_events": device.num_events,
         "num_rows": device.num_rows,
         "categories": dict(sorted(device.categories.items())),
@@ -344,7 +346,7 @@ def _write(out: Path, tables: dict[str, pl.DataFrame], link: dict[str, Any]) -> 
         for name, table in tables.items():
             # In memory first: polars does not say why a file cannot be written.
             content = io.BytesIO()
-            table.write_parquet(content, compression="zstd", compression_level=1)
+            table.write_parquet(content, compression="zstd", compression_level=1, statistics=False)
             _replace(out / name, content.getbuffer())
         _replace(out / layout.LINK_FILE, msgspec.json.format(msgspec.json.encode(link), indent=1))
     except OSError as error:

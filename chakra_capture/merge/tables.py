@@ -21,7 +21,7 @@ from chakra_capture.merge.rows import (
     of_kind,
     tracks,
 )
-from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, concat_coded, missing, nulls
+from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, Sparse, concat_coded, missing, nulls
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
 
@@ -33,7 +33,8 @@ class Columns:
     """Linked rows of one window, sorted; row numbers are node ids within the window.
 
     ``parent``, ``launch`` and ``host_parent`` are row numbers, -1 for none; ``track`` numbers the (pid, tid) pairs.
-    The column args is written from ``category`` (JSON, null for rows of the host trace alone), ``args``, ``host_rest``.
+    The column args is written from ``category`` (JSON, null for rows of the host trace alone), ``residue``, ``wide``
+    and ``host_rest`` (pieces of text, null for rows of the device trace alone).
     """
 
     kind: "np.typing.NDArray[np.int8]"
@@ -47,8 +48,9 @@ class Columns:
     input_shapes: Coded
     input_types: Coded
     category: Coded
-    args: Coded
-    host_rest: Coded
+    residue: Coded
+    wide: dict[str, Int64]
+    host_rest: tuple[Coded, ...]
     host_parent: Int64
     parent: Int64 = field(default_factory=lambda: missing(0))
     launch: Int64 = field(default_factory=lambda: missing(0))
@@ -114,8 +116,9 @@ def _device_columns(device: DeviceTrace) -> Columns:
         input_shapes=device.input_shapes,
         input_types=device.input_types,
         category=_as_json(device.category),
-        args=device.args,
-        host_rest=nulls(size),
+        residue=device.residue,
+        wide={key: _spread(column, size) for key, column in device.wide.items() if len(column.rows)},
+        host_rest=(),
         host_parent=np.full(size, -1, dtype=np.int64),
     )
 
@@ -138,8 +141,9 @@ def _host_columns(host: HostTrace, nodes: Int64, *, tid: Int64, parents: Int64) 
         input_shapes=Coded(host.input_shapes.codes[nodes], host.input_shapes.values),
         input_types=Coded(host.input_types.codes[nodes], host.input_types.values),
         category=nulls(size),
-        args=nulls(size),
-        host_rest=Coded(host.rest.codes[nodes], host.rest.values),
+        residue=nulls(size),
+        wide={},
+        host_rest=tuple(Coded(part.codes[nodes], part.values) for part in _host_rest(host)),
         host_parent=parents[nodes],
     )
 
@@ -166,8 +170,10 @@ def _join(columns: Columns, host: HostTrace, device_row: Int64) -> Columns:
     columns.ids["sequence_number"][rows] = np.where(known, sequence, columns.ids["sequence_number"][rows])
     columns.input_shapes = _overlay(columns.input_shapes, rows, host.input_shapes, linked)
     columns.input_types = _overlay(columns.input_types, rows, host.input_types, linked)
-    columns.host_rest = Coded(columns.host_rest.codes.copy(), host.rest.values)
-    columns.host_rest.codes[rows] = host.rest.codes[linked]
+    # One dictionary for both: they are the largest there are.
+    rest = _host_rest(host)
+    columns.host_rest = tuple(_placed(part, linked, rows, len(columns)) for part in rest)
+    extra.host_rest = tuple(Coded(part.codes[alone], part.values) for part in rest)
     return _append(columns, extra)
 
 
@@ -189,6 +195,25 @@ def _overlay(column: Coded, rows: Int64, source: Coded, at: Int64) -> Coded:
     codes = both.codes[: len(column)].copy()
     codes[rows] = both.codes[len(column) :]
     return Coded(codes, both.values)
+
+
+def _host_rest(host: HostTrace) -> tuple[Coded, ...]:
+    """The pieces of the text of what only the host trace has, in their order."""
+    begin, middle, end = host.frames
+    return begin, host.input_values, middle, host.output_values, end
+
+
+def _placed(part: Coded, nodes: Int64, rows: Int64, size: int) -> Coded:
+    """A column of ``size`` rows that has ``part[nodes]`` at ``rows``."""
+    codes = np.full(size, -1, dtype=np.int32)
+    codes[rows] = part.codes[nodes]
+    return Coded(codes, part.values)
+
+
+def _spread(column: Sparse, size: int) -> Int64:
+    values = missing(size)
+    values[column.rows] = column.values
+    return values
 
 
 def _as_json(category: Coded) -> Coded:
@@ -213,8 +238,9 @@ def _append(first: Columns, second: Columns) -> Columns:
         input_shapes=concat_coded(first.input_shapes, second.input_shapes),
         input_types=concat_coded(first.input_types, second.input_types),
         category=concat_coded(first.category, second.category),
-        args=concat_coded(first.args, second.args),
-        host_rest=concat_coded(first.host_rest, second.host_rest),
+        residue=concat_coded(first.residue, second.residue),
+        wide={key: both(values, missing(len(second))) for key, values in first.wide.items()},
+        host_rest=tuple(concat_coded(a, b) for a, b in zip(first.host_rest, second.host_rest, strict=True)),
         host_parent=both(first.host_parent, second.host_parent),
     )
 
@@ -250,8 +276,9 @@ def _in_order(columns: Columns, *, host_only: bool) -> Columns:
         input_shapes=take(columns.input_shapes),
         input_types=take(columns.input_types),
         category=take(columns.category),
-        args=take(columns.args),
-        host_rest=take(columns.host_rest),
+        residue=take(columns.residue),
+        wide={key: values[order] for key, values in columns.wide.items()},
+        host_rest=tuple(take(part) for part in columns.host_rest),
         host_parent=np.where(parent >= 0, new_row[np.maximum(parent, 0)], -1),
     )
 
@@ -329,7 +356,7 @@ def _steps(columns: Columns) -> Int64:
 
 def collectives(columns: Columns) -> pl.Series:
     """Collective of each communication row, null elsewhere."""
-    names, args = columns.name, columns.args
+    names, args = columns.name, columns.residue
     found: dict[str, int] = {}
     codes = np.full(len(columns), -1, dtype=np.int32)
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from chakra_capture.merge.rows import ACTIVITY_KINDS, end_of
 from chakra_capture.merge.tables import Columns
-from chakra_capture.trace.columns import MISSING, Int64
+from chakra_capture.trace.columns import MISSING, Int64, missing
 
 _DEVICE_WIDE = ("DeviceSynchronize", "CtxSynchronize")
+_RECORD_ID = "wait_on_cuda_event_record_corr_id"
 _BLOCKING_COPIES = ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
 
 
@@ -27,7 +28,6 @@ class Waits:
 
 class _SyncArgs(msgspec.Struct):
     wait_on_stream: int | None = None
-    record_correlation: int | None = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
 
 
 class _Launches:
@@ -123,11 +123,11 @@ def _from_record(
     elif name == "Stream Sync":
         _add(waits.sync, launches.last_before(device, int(columns.ids["stream"][row]), begun), call)
     elif name in ("Event Sync", "Stream Wait Event"):
-        args = _sync_args(columns.args[row])
-        record = by_correlation.get(args.record_correlation or MISSING)
-        if record is None or args.wait_on_stream is None:
+        waited_for = columns.wide.get(_RECORD_ID, missing(len(columns)))
+        record, stream = by_correlation.get(int(waited_for[row])), _wait_on_stream(columns.residue[row])
+        if record is None or stream is None:
             return
-        source = launches.last_before(device, args.wait_on_stream, int(columns.ts_ns[record]))
+        source = launches.last_before(device, stream, int(columns.ts_ns[record]))
         if name == "Event Sync":
             _add(waits.sync, source, call)
         else:
@@ -169,8 +169,8 @@ def _add(pairs: list[tuple[int, int]], source: int | None, target: int) -> None:
         pairs.append((source, target))
 
 
-def _sync_args(text: str | None) -> _SyncArgs:
+def _wait_on_stream(args: str | None) -> int | None:
     try:
-        return msgspec.json.decode(text or "{}", type=_SyncArgs)
+        return msgspec.json.decode(args or "{}", type=_SyncArgs).wait_on_stream
     except msgspec.DecodeError:
-        return _SyncArgs()
+        return None
