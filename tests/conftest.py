@@ -1,6 +1,7 @@
 """The leak guard: after every test the process is as it was before."""
 
 import gc
+import inspect
 import os
 import sys
 import threading
@@ -24,6 +25,9 @@ def _check_torch_is_free() -> None:
     if autograd is None:
         return
     assert not autograd._is_profiler_enabled, "a torch profiler is still running"
+    watched = (autograd._prepare_profiler, autograd._enable_profiler)
+    watched += (sys.modules["torch.profiler.profiler"]._add_execution_trace_observer,)
+    assert all(inspect.isbuiltin(function) for function in watched), "torch is still patched"
     observer = sys.modules["torch.profiler"].ExecutionTraceObserver
     busy = [o for o in gc.get_objects() if type(o) is observer and (o.is_registered or o.is_running())]
     assert not busy, "an ExecutionTraceObserver is still registered"

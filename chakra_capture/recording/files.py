@@ -138,10 +138,14 @@ def compressed(part: Path, final: Path) -> Path:
     """Compress a whole ``part`` next to itself and return the new working file."""
     target = part_path(final)
     reserve(target)
-    with part.open("rb") as source, target.open("wb") as sink:
-        # The time stamp is left out, so that equal traces give equal files.
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=sink, mtime=0) as packed:
-            shutil.copyfileobj(source, packed, 1 << 20)
+    try:
+        with part.open("rb") as source, target.open("wb") as sink:
+            # The time stamp is left out, so that equal traces give equal files.
+            with gzip.GzipFile(filename="", mode="wb", compresslevel=4, fileobj=sink, mtime=0) as packed:
+                shutil.copyfileobj(source, packed, 1 << 20)
+    except BaseException:
+        discard(target)
+        raise
     part.unlink()
     return target
 
@@ -197,6 +201,18 @@ def create_json(path: Path, content: Mapping[str, object]) -> bool:
         os.link(draft, path)
     except FileExistsError:
         return False
+    except OSError:
+        # A file system without hard links. Exclusive creation is as safe, only that a reader may see an empty file.
+        return _create_exclusively(draft, path)
     finally:
         discard(draft)
+    return True
+
+
+def _create_exclusively(draft: Path, path: Path) -> bool:
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE))
+    except FileExistsError:
+        return False
+    draft.replace(path)
     return True

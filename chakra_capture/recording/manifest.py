@@ -18,6 +18,7 @@ class Reason(StrEnum):
     """Why a recording ended, or did not begin."""
 
     complete = "complete"
+    running = "running"
     training_ended = "training ended"
     exception = "exception"
     process_exit = "process exit"
@@ -25,6 +26,7 @@ class Reason(StrEnum):
     never_reached = "window never reached"
     already_past = "window already past"
     steps_skipped = "steps skipped"
+    steps_repeated = "step numbers went back"
     fault = "fault"
     no_window = "no window"
 
@@ -82,8 +84,8 @@ class Manifest:
     world_size: int
     settings: dict[str, object]
     versions: dict[str, str | None]
-    complete: bool = True
-    reason: Reason = Reason.complete
+    complete: bool = False
+    reason: Reason = Reason.running
     detail: str | None = None
     windows: list[CycleRecord] = field(default_factory=list)
     unavailable_options: list[str] = field(default_factory=list)

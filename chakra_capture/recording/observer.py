@@ -2,44 +2,28 @@
 
 Torch keeps one observer per process behind every Python object (torch 2.13). Opening happens at registration and
 truncates; a registration that cannot open its file, or that comes second, reports success and poisons or finalises the
-other's. So: reserve the file first, look whether it was opened, and never let a stray object be destroyed "registered".
+other's. So: reserve the file first, look whether it was opened, let nobody register a second one while ours is, and
+never let a stray object be destroyed "registered".
 """
 
+import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chakra_capture.errors import RecordingError
 from chakra_capture.recording.files import was_opened
+from chakra_capture.recording.patches import Patch
 
 if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver
 
+logger = logging.getLogger(__name__)
+
 # Unregistering sooner after the stop crashes threads that still run operators (torch 2.13).
 SETTLE_NS = 250_000_000
-_ENVIRONMENT_OBSERVER = "ENABLE_PYTORCH_EXECUTION_TRACE"
-
-
-def refuse_other_profilers() -> None:
-    """Check that nobody in this process profiles or observes already.
-
-    Raises:
-        RecordingError: somebody does; a second session would crash one of the two.
-    """
-    import torch.autograd.profiler
-
-    if os.environ.get(_ENVIRONMENT_OBSERVER, "0") == "1":
-        raise RecordingError(
-            f"{_ENVIRONMENT_OBSERVER} is set to 1, so torch registers an observer of its own with every profiler; a "
-            "process has room for one. Unset the variable to record with chakra-capture."
-        )
-    # The C++ query is per thread and misses sessions of all threads; this flag is the process's.
-    if torch.autograd.profiler._is_profiler_enabled:
-        raise RecordingError(
-            "another torch profiler is running in this process; nested profilers crash it. Turn the other one off "
-            "(for example Trainer(profiler=...)) or move the window to steps where it does not run."
-        )
 
 
 class HostObserver:
@@ -51,7 +35,10 @@ class HostObserver:
         self._observer: ExecutionTraceObserver | None = ExecutionTraceObserver()
         self._part = part
         self._descriptor: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._patch: Patch | None = None
         self.stopped_ns: int | None = None
+        self.was_taken = False
 
     @property
     def torch_observer(self) -> "ExecutionTraceObserver":
@@ -75,12 +62,24 @@ class HostObserver:
                 "observer, or restart the process."
             )
         self._descriptor = _descriptor_of(self._part)
+        if self._descriptor is not None:
+            self._identity = _identity_of(self._descriptor)
+        import torch.profiler.profiler as module
+
+        self._patch = Patch(module, "_add_execution_trace_observer", _refuse_second)
 
     def stop(self) -> None:
         """Stop observing; the file stays open."""
-        if self._observer is not None:
+        self._check_ownership()
+        if self._observer is not None and self.stopped_ns is None:
             self._observer.stop()
             self.stopped_ns = time.monotonic_ns()
+
+    def _check_ownership(self) -> None:
+        # Whoever ended our registration has closed our file: touching the observer once more ends the process.
+        if self._descriptor is not None and _identity_of(self._descriptor) != self._identity:
+            self.was_taken = True
+            self._let_go()
 
     @property
     def settles_in_ns(self) -> int:
@@ -91,8 +90,15 @@ class HostObserver:
 
     def unregister(self) -> None:
         """Write the end of the file and close it."""
-        if self._observer is not None:
-            self._observer.unregister_callback()
+        self._check_ownership()
+        observer = self._observer
+        if observer is None:
+            return
+        try:
+            observer.unregister_callback()
+        finally:
+            if observer.is_registered:  # interrupted in torch's own code
+                observer.unregister_callback()
             self._let_go()
 
     def forget_in_child(self) -> None:
@@ -116,6 +122,27 @@ class HostObserver:
             self._observer._execution_trace_running = False
             self._observer = None
         self._descriptor = None
+        if self._patch is not None:
+            self._patch.undo()
+            self._patch = None
+
+
+def _refuse_second(register: Callable[..., Any], path: str) -> bool:
+    # Torch would report success, and its end would end ours: a crash of the process in one of the two.
+    logger.warning(
+        "Another ExecutionTraceObserver asks to write %s while chakra-capture records; a process has one, so it "
+        "records nothing. Turn it off, or move the window to steps where it does not run.",
+        path,
+    )
+    return False
+
+
+def _identity_of(descriptor: int) -> tuple[int, int] | None:
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _descriptor_of(path: Path) -> int | None:

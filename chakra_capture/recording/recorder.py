@@ -4,7 +4,6 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,10 @@ from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.errors import RecordingError
 from chakra_capture.layout import part_path
 from chakra_capture.recording import files, registry
+from chakra_capture.recording.device_profiler import DeviceProfiler, refuse_other_profilers
 from chakra_capture.recording.manifest import ClockAnchor, CycleRecord, Reason
-from chakra_capture.recording.observer import HostObserver, refuse_other_profilers
+from chakra_capture.recording.observer import HostObserver
+from chakra_capture.recording.publish import Published, publish_device, publish_host
 from chakra_capture.recording.run import Run
 from chakra_capture.recording.window import Cycle
 
@@ -34,7 +35,7 @@ class Recorder:
         self.cycle = cycle
         self._settings = settings
         self._run = run
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
         number = run.take_cycle_number()
         rank = run.manifest.rank
         self._host_final = run.paths.host_trace(rank, number)
@@ -50,10 +51,13 @@ class Recorder:
             last_step=cycle.last_step,
         )
         self._observer: HostObserver | None = None
-        self._profiler: profile | None = None
+        self._profiler: DeviceProfiler | None = None
         self._annotation: record_function | None = None
         self._open_step: int | None = None
         self._is_running = False
+        self._has_device_trace = False
+        self._is_settled = False
+        self._has_failed = False
         self._reserved: list[Path] = []
         self._problems: list[str] = []
 
@@ -74,18 +78,18 @@ class Recorder:
             for final in (self._host_final, self._device_final):
                 files.reserve(part_path(final))
                 self._reserved.append(part_path(final))
-            observer = HostObserver(part_path(self._host_final))
+            self._observer = observer = HostObserver(part_path(self._host_final))
             observer.register()
-            self._observer = observer
-            self._profiler = _make_profiler(self._settings, observer, self._run.manifest.unavailable_options)
-            self._profiler.prepare_trace()
+            unavailable = self._run.manifest.unavailable_options
+            self._profiler = DeviceProfiler(lambda: _make_profiler(self._settings, observer, unavailable))
+            self._profiler.prepare()
         except BaseException:
             self._drop()
             raise
 
     def enter_step(self, step: int) -> None:
-        """Begin a step; ends the one before if its end was not told."""
-        if self._open_step == step:
+        """Begin a step; ends the one before if its end was not told, or if the same step failed and begins again."""
+        if self._open_step == step and not self._has_failed:
             return
         if self._open_step is not None:
             self.abort_step()
@@ -94,14 +98,18 @@ class Recorder:
         from torch.autograd.profiler import record_function
 
         self._annotation = record_function(step_name(step))
-        self._annotation.__enter__()  # type: ignore[no-untyped-call]
         self._open_step = step
+        self._annotation.__enter__()  # type: ignore[no-untyped-call]
 
     def leave_step(self, step: int) -> None:
         """End a step; another number than the open one ends nothing."""
         if self._open_step == step:
-            self._close_annotation()
             self.record.steps.append(step)
+            self._close_annotation()
+
+    def fail_step(self, step: int) -> None:
+        """Note that the open step raised; it stays open, for only what follows tells whether it is tried again."""
+        self._has_failed = self._open_step == step
 
     def abort_step(self) -> None:
         """End the open step without counting it."""
@@ -110,34 +118,36 @@ class Recorder:
             self._close_annotation()
 
     def stop(self, reason: Reason) -> None:
-        """Stop both recordings and write the device trace; ``settle`` completes the host trace."""
+        """Stop both recordings and write the device trace; ``settle`` completes the host trace.
+
+        Interrupted anywhere, it can be called again and goes on.
+        """
         if not self._is_running:
             if self.record.started is None:
                 self.record.reason = reason
                 self._drop()
             return
-        self._is_running = False
         self.record.reason = reason
-        if self._open_step is not None:
+        if self._open_step is not None and self._open_step not in self.record.steps:
             self.record.partial_step = self._open_step
-            self._close_annotation()
-        if self._run.manifest.world_size > 1:
+        self._close_annotation()
+        if self._run.manifest.world_size > 1 and self.record.ended is None:
             # gloo's threads end their annotations a little after the training thread has gone on; the observer writes
             # an annotation at its end, so one still open now would be in the device trace only.
             time.sleep(_STRAGGLERS_NS / 1e9)
             self.record.slept_ns += _STRAGGLERS_NS
-        self.record.ended = ClockAnchor.now()
-        profiler, self._profiler = self._profiler, None
-        assert profiler is not None
+        self.record.ended = self.record.ended or ClockAnchor.now()
+        assert self._profiler is not None
         assert self._observer is not None
         self._observer.stop()
-        problem = self._why_stolen()
-        if problem:
-            self._problems.append(problem)
+        loss = self._profiler.stop()
+        self._is_running = False
+        if loss is None:
+            self._has_device_trace = True
+            self._profiler.export(part_path(self._device_final))
+        else:
+            self._problems.append(f"{self._device_final} is lost: {loss}")
             files.discard(part_path(self._device_final))
-            return
-        profiler.stop_trace()
-        profiler.export_chrome_trace(str(part_path(self._device_final)))
 
     @property
     def settles_in_ns(self) -> int:
@@ -150,66 +160,67 @@ class Recorder:
         Raises:
             RecordingError: a file is lost.
         """
-        if self._observer is None:
+        if self._is_settled:
             return
-        wait_ns = self._observer.settles_in_ns
-        if wait_ns > 0:
-            time.sleep(wait_ns / 1e9)
-            self.record.slept_ns += wait_ns
-        try:
-            self._observer.unregister()
-        finally:
+        if self._is_running:
+            self.stop(self.record.reason)
+        if self._observer is not None:
+            self._end_observer(self._observer)
             self._observer = None
-            registry.release_recorder(self)
-        self._publish()
+        registry.release_recorder(self)
+        if self.record.started is not None:
+            self._publish()
+        self._is_settled = True
         if self._problems:
             self.record.reason = Reason.fault
             raise RecordingError(" ".join(self._problems))
+
+    def _end_observer(self, observer: HostObserver) -> None:
+        wait_ns = observer.settles_in_ns
+        if wait_ns > 0:
+            time.sleep(wait_ns / 1e9)
+            self.record.slept_ns += wait_ns
+        observer.unregister()
+        if observer.was_taken:
+            self._problems.append(
+                f"{self._host_final} ends early: another ExecutionTraceObserver of this process ended ours. Turn the "
+                "other one off, or move the window to steps where it does not run."
+            )
 
     def forget_in_child(self) -> None:
         """Let go of the parent's profiler and files in a forked child."""
         if self._observer is not None:
             self._observer.forget_in_child()
-        self._observer = None
+        if self._profiler is not None:
+            self._profiler.forget_in_child()
+        self._observer = self._profiler = None
         self._annotation = None
         self._open_step = None
         self._is_running = False
 
     def _start(self) -> None:
-        import torch
-
-        # Somebody may have started a profiler while ours was warming up, which no flag shows.
-        refuse_other_profilers()
         assert self._profiler is not None
-        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            torch.cuda.synchronize()
         self._is_running = True
-        self._profiler.start_trace()
+        try:
+            self._profiler.start()
+        except RecordingError:
+            self._is_running = False
+            raise
         self.record.started = ClockAnchor.now()
-
-    def _why_stolen(self) -> str | None:
-        """Say why the profiler must not be touched: either of these ends the process (torch 2.13)."""
-        import torch.autograd.profiler
-
-        if threading.get_ident() != self._thread:
-            return (
-                f"{self._device_final} is lost: the session was closed from another thread than the one that opened "
-                "it, where torch cannot stop its profiler. Close it where the training loop runs."
-            )
-        if not torch.autograd.profiler._is_profiler_enabled:
-            return (
-                f"{self._device_final} is lost: another torch profiler was started or stopped inside the window and "
-                "ended ours. Turn the other one off, or move the window to steps where it does not run."
-            )
-        return None
 
     def _close_annotation(self) -> None:
         annotation, self._annotation, self._open_step = self._annotation, None, None
-        if annotation is not None:
+        self._has_failed = False
+        if annotation is not None and threading.get_ident() != self.thread:
+            # Its end, and its destructor too, would take it from the stack of the wrong thread.
+            registry.keep_for_ever(annotation)
+        elif annotation is not None:
             annotation.__exit__(None, None, None)
 
     def _drop(self) -> None:
         """Give everything back; nothing was recorded."""
+        if self._profiler is not None:
+            self._profiler.drop()
         self._profiler = None
         if self._observer is not None:
             self._observer.unregister()
@@ -220,35 +231,25 @@ class Recorder:
 
     def _publish(self) -> None:
         host, device = part_path(self._host_final), part_path(self._device_final)
-        host_is_whole = self._judge(host, files.is_whole_host_trace)
-        device_is_whole = device.exists() and self._judge(device, files.is_whole_device_trace)
-        record, trace_dir = self.record, self._run.paths.trace_dir
-        if host_is_whole:
-            record.repaired_names += files.repair_host_names(host)
-            files.publish_resources(host, self._host_final)
-            path, record.host_bytes = self._finish(host, self._host_final)
-            record.host_trace = str(path.relative_to(trace_dir))
-        if device_is_whole:
-            record.repaired_names += files.repair_device_names(device)
-            files.rename_in_trace(device, self._device_final)
-            path, record.device_bytes = self._finish(device, self._device_final)
-            record.device_trace = str(path.relative_to(trace_dir))
+        record, trace_dir, compress = self.record, self._run.paths.trace_dir, self._settings.compress
+        done = publish_host(host, self._host_final, compress=compress)
+        self._note(done)
+        if done.path is not None:
+            record.host_trace, record.host_bytes = str(done.path.relative_to(trace_dir)), done.size
+        if not self._has_device_trace:
+            return
+        done = publish_device(device, self._device_final, compress=compress)
+        self._note(done)
+        if done.path is not None:
+            record.device_trace, record.device_bytes = str(done.path.relative_to(trace_dir)), done.size
+        else:
+            # Kineto writes beside the name it was given first, and leaves that where the disk is full.
+            files.discard(device.with_name(device.name + ".tmp"))
 
-    def _finish(self, part: Path, final: Path) -> tuple[Path, int]:
-        if self._settings.compress:
-            final = final.with_name(final.name + ".gz")
-            part = files.compressed(part, final)
-        return final, files.publish(part, final)
-
-    def _judge(self, part: Path, is_whole: Callable[[Path], bool]) -> bool:
-        if is_whole(part):
-            return True
-        self._problems.append(
-            f"{part} is not whole: its end is missing, so torch could not write all of it; most likely the disk is "
-            "full or a quota is used up. It keeps its .part name; free space or set chakra_profile.trace_dir to "
-            "another disk."
-        )
-        return False
+    def _note(self, done: Published) -> None:
+        self.record.repaired_names += done.repaired_names
+        if done.problem is not None and done.problem not in self._problems:
+            self._problems.append(done.problem)
 
 
 def _make_profiler(settings: ChakraProfileConfig, observer: HostObserver, unavailable: list[str]) -> "profile":

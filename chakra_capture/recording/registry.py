@@ -35,6 +35,7 @@ class _Registry:
         self.recorder: ActiveRecorder | None = None
         self.runs: dict[tuple[str, str, int], Run] = {}
         self.has_fork_guard = False
+        self.kept: list[object] = []
 
 
 _registry = _Registry()
@@ -77,6 +78,11 @@ def release_recorder(recorder: ActiveRecorder) -> None:
     """Give profiler and observer back."""
     if _registry.recorder is recorder:
         _registry.recorder = None
+
+
+def keep_for_ever(thing: object) -> None:
+    """Keep an object from being destroyed."""
+    _registry.kept.append(thing)
 
 
 def run_of(trace_dir: str, job: str, rank: int, make: Callable[[], Run]) -> Run:

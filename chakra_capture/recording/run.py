@@ -16,7 +16,7 @@ from chakra_capture.config import ChakraProfileConfig, IfExists
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import TRACE_NAME, RunPaths
 from chakra_capture.recording.files import create_json, discard, write_json
-from chakra_capture.recording.manifest import Manifest, settings_in_effect, versions_in_use
+from chakra_capture.recording.manifest import Manifest, Reason, settings_in_effect, versions_in_use
 from chakra_capture.recording.rank import RankInfo
 
 logger = logging.getLogger(__name__)
@@ -33,12 +33,21 @@ class Run:
     paths: RunPaths
     manifest: Manifest
     next_cycle: int = 0
+    shortfall: Reason | None = None
 
     def take_cycle_number(self) -> int:
         """Return the number of the next file pair; a second fit in the process goes on counting."""
         number = self.next_cycle
         self.next_cycle += 1
         return number
+
+    def state_outcome(self, outcome: Reason, *, is_final: bool = False) -> None:
+        """Say in the manifest how far the recording is; what one fit did not record no later one makes up for."""
+        is_short = outcome not in (Reason.complete, Reason.no_window)
+        if is_short and is_final:
+            self.shortfall = outcome
+        self.manifest.reason = (self.shortfall if not is_short else None) or outcome
+        self.manifest.complete = not is_short and self.shortfall is None
 
     def write_manifest(self) -> None:
         """Replace the manifest file by the present state."""

@@ -86,9 +86,9 @@ class StepPlan:
             return Action.idle
         return Action.prepare if step < cycle.first_step else Action.record
 
-    def next_step(self, step: int) -> int:
-        """Return the smallest step from ``step`` on at which anything happens, else ``NEVER``."""
-        for cycle in self.cycles:
+    def next_step(self, step: int, from_cycle: int = 0) -> int:
+        """Return the smallest step from ``step`` on at which a cycle from ``from_cycle`` on acts, else ``NEVER``."""
+        for cycle in self.cycles[from_cycle:]:
             if step <= cycle.last_step:
                 return max(step, cycle.prepare_step)
         return NEVER

@@ -36,7 +36,8 @@ def test_file_in_place_of_trace_dir_is_named_and_training_goes_on(tmp_path, erro
     (message,) = errors()
     assert message.startswith(f"Recording stops on rank 0, training goes on: {tmp_path}/traces/0_run cannot be")
     assert "chakra_profile.trace_dir" in message
-    assert caplog.records[0].exc_info is not None
+    # A fault that explains itself has no traceback, unless somebody debugs.
+    assert caplog.records[0].exc_info is None
     assert files(tmp_path) == ["traces"]
 
 

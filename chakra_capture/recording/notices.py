@@ -1,0 +1,34 @@
+"""What is said before training starts about settings that will record nothing, or less than they ask for."""
+
+import logging
+
+from chakra_capture.config import ChakraProfileConfig, TriggerConfig, Validation
+from chakra_capture.recording.rank import RankInfo
+
+logger = logging.getLogger(__name__)
+
+
+def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> None:
+    """Say once per job which settings have no effect."""
+    for name in _settings_without_effect(settings):
+        logger.warning("chakra_profile.%s has no effect in this version of chakra-capture.", name)
+    if not settings.step_windows:
+        logger.warning(
+            "chakra_profile.start_step is null, and this version of chakra-capture records no phases: nothing will be "
+            "recorded. Set start_step and end_step."
+        )
+    if settings.ranks is not None and not any(rank < ranks.world_size for rank in settings.ranks):
+        logger.warning(
+            "chakra_profile.ranks is %s but the job has %d rank(s), numbered from 0: nothing will be recorded.",
+            list(settings.ranks),
+            ranks.world_size,
+        )
+
+
+def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
+    """Name the settings that were changed but belong to parts that do not exist yet."""
+    names = [name for name in ("live", "log_to_logger", "replay_data", "memory_snapshot") if getattr(settings, name)]
+    names += ["validation"] if settings.validation is not Validation.keep else []
+    names += ["max_recorded_steps"] if settings.max_recorded_steps is not None else []
+    names += ["trigger"] if settings.trigger != TriggerConfig() else []
+    return names

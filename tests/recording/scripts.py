@@ -1,0 +1,35 @@
+"""Training scripts run as processes of their own: what is tested there used to end the process."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parents[1]
+_HEAD = """
+import logging, os, sys, threading, time
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+import torch
+import torch.autograd.profiler as autograd
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, schedule
+from chakra_capture import capture
+from chakra_capture.recording import registry
+from recording.loops import train, work
+from recording.recorded import read, settings
+folder = Path({folder!r})
+
+def export(profiler, name="theirs"):
+    profiler.export_chrome_trace(str(folder / name))
+    found = [event["name"] for event in read(folder / name)["traceEvents"]]
+    assert "aten::mm" in found, found
+"""
+
+
+def run_script(folder: Path, body: str, returncode: int = 0) -> str:
+    """Run ``body`` after the imports above and return what it wrote to stderr."""
+    script = _HEAD.format(tests=str(TESTS), folder=str(folder)) + textwrap.dedent(body)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == returncode, f"{done.returncode}\n{done.stdout}{done.stderr}"
+    return done.stderr
