@@ -23,15 +23,17 @@ from chakra_capture.trace.columns import MISSING, Coded, Int64
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import HostTrace, read_host_trace
+from chakra_capture.trace.reading import ScannerKind
 from chakra_capture.trace.schema import EDGES, KINDS, NODES, SCHEMA_VERSION, STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """How strict a merge is."""
+    """How strict a merge is, and what reads the files (None: the C scanner where it is built)."""
 
     force: bool = False
     strict: bool = False
+    scanner: ScannerKind | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +92,8 @@ class _Window:
 
 
 def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Window:
-    host = read_host_trace(files.host) if files.host else None
-    device = read_device_trace(files.device) if files.device else None
+    host = read_host_trace(files.host, scanner=options.scanner) if files.host else None
+    device = read_device_trace(files.device, scanner=options.scanner) if files.device else None
     if host is None and device is None:
         raise TraceFileError(f"rank {rank} has no trace file. Give a host trace, a device trace, or both.")
     _check_salvage(host, device, options)

@@ -11,7 +11,7 @@ import numpy as np
 
 from chakra_capture.merge.rows import ACTIVITY_KINDS, end_of
 from chakra_capture.merge.tables import Columns
-from chakra_capture.trace.columns import MISSING, Int64, missing
+from chakra_capture.trace.columns import MISSING, Int64
 
 _DEVICE_WIDE = ("DeviceSynchronize", "CtxSynchronize")
 _RECORD_ID = "wait_on_cuda_event_record_corr_id"
@@ -123,11 +123,12 @@ def _from_record(
     elif name == "Stream Sync":
         _add(waits.sync, launches.last_before(device, int(columns.ids["stream"][row]), begun), call)
     elif name in ("Event Sync", "Stream Wait Event"):
-        waited_for = columns.wide.get(_RECORD_ID, missing(len(columns)))
-        record, stream = by_correlation.get(int(waited_for[row])), _wait_on_stream(columns.residue[row])
-        if record is None or stream is None:
+        record_ids = columns.wide.get(_RECORD_ID)
+        record = None if record_ids is None else by_correlation.get(int(record_ids[row]))
+        waits_on = _wait_on_stream(columns.residue[row])
+        if record is None or waits_on is None:
             return
-        source = launches.last_before(device, stream, int(columns.ts_ns[record]))
+        source = launches.last_before(device, waits_on, int(columns.ts_ns[record]))
         if name == "Event Sync":
             _add(waits.sync, source, call)
         else:
