@@ -1,7 +1,8 @@
 """Benchmark of merging: CPU time and peak memory against json.load of the same two files, interleaved.
 
-Factors grow the ResNet twin pair. The pair and the tool that grows it are handed data: CHAKRA_CAPTURE_DATA, else ../shared/data, and tools/make_big_pair.py beside it.
-Every measurement is a process of its own; medians are shown, ratios are of medians.
+Factors grow the ResNet twin pair. The pair and the tool that grows it are handed data: CHAKRA_CAPTURE_DATA, else
+../shared/data, and tools/make_big_pair.py beside it. Every measurement is a process of its own; medians are shown,
+ratios are of medians.
 """
 
 import argparse

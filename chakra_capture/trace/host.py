@@ -73,6 +73,14 @@ class HostTrace:
         return Coded(number.ravel().astype(np.int32), texts)
 
     @property
+    def frames(self) -> tuple[Coded, Coded, Coded]:
+        """``rest`` in pieces: what stands before the input values, before the output values, and after both."""
+        frames = [_frame(text) for text in self.details.values] or [_frame("{}")]
+        codes = np.maximum(self.details.codes, 0)
+        begin, middle, end = zip(*frames, strict=True)
+        return Coded(codes, begin), Coded(codes, middle), Coded(codes, end)
+
+    @property
     def num_nodes(self) -> int:
         return len(self.node_id)
 
