@@ -39,6 +39,7 @@ def _check_loops_are_unpatched() -> None:
         return
     followers = [o for o in gc.get_objects() if type(o) is steps.StepFollower]
     assert not [f for f in followers if f.is_attached], "a training loop is still patched"
+    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks, "an optimizer hook is left"
 
 
 @pytest.fixture(autouse=True)

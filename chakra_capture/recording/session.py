@@ -6,6 +6,7 @@ The one place of the training half that catches everything (``Session._guarded``
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
@@ -278,6 +279,9 @@ class Session:
             self.close(Reason.process_exit)
         finally:
             asked.set()
+        # Only daemon threads are left now, and the interpreter ends: one that computes then ends the process (torch).
+        while True:
+            time.sleep(3600)
 
     def _close(self, reason: Reason, error: BaseException | None) -> None:
         run, cycles = self._run, self._cycles

@@ -2,15 +2,19 @@
 
 import importlib
 import importlib.util
+import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
 from chakra_capture.config import settings_from
 from chakra_capture.errors import MissingDependencyError
 from chakra_capture.integrations.lightning.steps import StepFollower
+from chakra_capture.layout import RunPaths
 from chakra_capture.recording.manifest import Reason
 from chakra_capture.recording.rank import RankInfo
 from chakra_capture.recording.session import Session
+
+logger = logging.getLogger(__name__)
 
 _PACKAGES = ("pytorch_lightning", "lightning.pytorch")
 
@@ -52,43 +56,59 @@ class ChakraProfileCallback(_Callback):
         self.settings = settings_from(settings)
         self._session: Session | None = None
         self._follower: StepFollower | None = None
-        self._callbacks: tuple[list[Any], list[Any]] | None = None
+        # The fit that records: another one, inside it, calls this object's hooks too.
+        self._trainer: Any = None
+        self._expected: Any = None
+        self._before: list[Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle of a running callback is one that has not started.
-        return {**vars(self), "_session": None, "_follower": None, "_callbacks": None}
+        nothing = dict.fromkeys(("_session", "_follower", "_trainer", "_expected", "_before"))
+        return {**vars(self), **nothing}
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Note that a fit begins; it may be over without training."""
+        if stage == "fit" and self.settings.enabled and self._session is None:
+            self._expected = trainer
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session: ranks and process group are known now."""
         if not self.settings.enabled:
             return
-        self._session = Session(self.settings, rank=RankInfo(trainer.global_rank, trainer.world_size))
-        self._session.open()
-        paths = self._session.paths
+        if self._session is not None:
+            logger.warning(
+                "A fit inside another one uses the same ChakraProfileCallback, which is recording the outer one; the "
+                "inner one is not recorded. Give its trainer a callback of its own."
+            )
+            return
+        paths = self._open(trainer)
         if paths is None:
             return
         if hasattr(pl_module, "_set_chakra_paths"):
             pl_module._set_chakra_paths(paths)
+        assert self._session is not None
         self._follower = StepFollower(trainer, self._session)
-        # First in line, so that no other callback's work at the end of a batch is inside the step.
+        self._trainer = trainer
+        # First in line, so that no other callback's work at the end of a batch is inside the step. In a new list,
+        # for the old one is being gone through.
         before = trainer.callbacks
+        self._before = before[: before.index(self)] if self in before else None
         trainer.callbacks = [self, *(other for other in before if other is not self)]
-        self._callbacks = (before, trainer.callbacks)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Open the step if the request for its batch was not seen."""
-        if self._follower is not None:
-            self._follower.begin()
+        if trainer is self._trainer:
+            self._follower.begin()  # type: ignore[union-attr]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close the step with the last batch of its group."""
-        if self._follower is not None:
-            self._follower.end_batch(batch_idx)
+        if trainer is self._trainer:
+            self._follower.end_batch()  # type: ignore[union-attr]
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Close a step that got no update."""
-        if self._follower is not None:
-            self._follower.end_epoch()
+        if trainer is self._trainer:
+            self._follower.end_epoch()  # type: ignore[union-attr]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the session."""
@@ -96,19 +116,42 @@ class ChakraProfileCallback(_Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close the session; the exception goes its way."""
+        self._expected = None
         self._close(trainer, Reason.exception, exception)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Close the session if nothing else has."""
+        """Close the session if nothing else has; say that nothing was recorded if training ran no batch."""
+        if self._expected is trainer and self._session is None:
+            self._open(trainer)
         self._close(trainer, Reason.training_ended)
 
+    def _open(self, trainer: Any) -> RunPaths | None:
+        self._expected = None
+        self._trainer = trainer
+        self._session = Session(self.settings, rank=RankInfo(trainer.global_rank, trainer.world_size))
+        self._session.open()
+        if self._session.paths is None:
+            self._session = self._trainer = None
+            return None
+        return self._session.paths
+
     def _close(self, trainer: Any, reason: Reason, error: BaseException | None = None) -> None:
+        if self._trainer is not trainer:
+            return
+        self._trainer = None
         session, self._session = self._session, None
         follower, self._follower = self._follower, None
-        callbacks, self._callbacks = self._callbacks, None
-        if callbacks is not None and trainer.callbacks is callbacks[1]:
-            trainer.callbacks = callbacks[0]
+        self._give_back_the_first_place(trainer)
         if follower is not None:
             follower.detach()
         if session is not None:
             session.close(reason, error)
+
+    def _give_back_the_first_place(self, trainer: Any) -> None:
+        """Stand again behind those that stood before us; what others have changed in the list stays."""
+        before, self._before = self._before, None
+        callbacks = trainer.callbacks
+        if before and callbacks and callbacks[0] is self:
+            rest = callbacks[1:]
+            place = max((index + 1 for index, other in enumerate(rest) if other in before), default=0)
+            trainer.callbacks = [*rest[:place], self, *rest[place:]]

@@ -1,4 +1,9 @@
-"""Where Lightning's training loop stands, told to a recording session as steps."""
+"""Where Lightning's training loop stands, told to a recording session as steps.
+
+A step opens with the loop's request for its first batch. A loader without a length is read one batch ahead: its request
+comes during the step before and opens nothing, so there the step opens when its batch is there, and the time its input
+took is in the step before.
+"""
 
 import logging
 from typing import Any
@@ -8,6 +13,8 @@ from chakra_capture.recording.session import Session
 logger = logging.getLogger(__name__)
 
 _FETCH_HOOK = "_on_before_fetch"
+# A loop of manual optimization that goes on for so many batches without an update has updates that nobody sees.
+_MOST_BATCHES = 1000
 
 
 class StepFollower:
@@ -21,12 +28,13 @@ class StepFollower:
         self._trainer = trainer
         self._session = session
         self._loop = trainer.fit_loop.epoch_loop
+        self._batch_progress = self._loop.batch_progress
         self._is_manual = not trainer.lightning_module.automatic_optimization
+        self._updates = ManualUpdates(trainer) if self._is_manual else None
         # The loop corrects its counts for a resume after on_train_start, so they are read at the first request.
         self._step: int | None = None
         self._is_open = False
         self._num_batches = 0
-        self._updates_before = 0
         self._fetch_hook = getattr(self._loop, _FETCH_HOOK, None)
         self._wrapper = self._before_fetch
         if self._fetch_hook is None:
@@ -49,6 +57,8 @@ class StepFollower:
         fetcher = getattr(self._trainer.fit_loop, "_data_fetcher", None)
         if fetcher is not None and getattr(fetcher, "_start_profiler", None) is self._wrapper:
             fetcher._start_profiler = self._fetch_hook
+        if self._updates is not None:
+            self._updates.detach()
 
     def begin(self) -> None:
         """Open the next step unless one is open: a batch was requested, or is here already."""
@@ -56,17 +66,17 @@ class StepFollower:
             return
         if self._step is None:
             self._step = self._steps_so_far()
+            if self._updates is not None:
+                self._updates.begin()
         self._is_open = True
         self._num_batches = 0
-        if self._is_manual:
-            self._updates_before = self._trainer.global_step
         self._session.start_step(self._step)
 
-    def end_batch(self, batch_idx: int) -> None:
+    def end_batch(self) -> None:
         """Close the step if the loop updated after this batch."""
         if self._is_open and self._step is not None:
             self._num_batches += 1
-            if self._has_updated(batch_idx):
+            if self._has_updated():
                 self._session.end_step(self._step)
                 self._step += 1
                 self._is_open = False
@@ -81,25 +91,88 @@ class StepFollower:
             self._is_open = False
 
     def _before_fetch(self) -> None:
-        self.begin()
+        if not self._is_open:
+            self.begin()
         assert self._fetch_hook is not None
         self._fetch_hook()
 
-    def _has_updated(self, batch_idx: int) -> bool:
-        if self._is_manual:
-            return bool(self._trainer.global_step != self._updates_before)
-        size = self._trainer.accumulate_grad_batches
-        if size == 1:
+    def _has_updated(self) -> bool:
+        if self._updates is not None:
+            return self._updates.has_updated(self._num_batches)
+        trainer, progress = self._trainer, self._batch_progress
+        size = trainer.accumulate_grad_batches
+        ready = progress.current.ready
+        if size == 1 or ready % size == 0:
             return True
+        if ready != trainer.num_training_batches and not progress.is_last_batch:
+            return False
         # The loop's own answer knows strategies that accumulate over the end of an epoch.
         should_accumulate = getattr(self._loop, "_should_accumulate", None)
-        if should_accumulate is not None:
-            return not should_accumulate()
-        return (batch_idx + 1) % size == 0 or bool(self._trainer.is_last_batch)
+        return should_accumulate is None or not should_accumulate()
 
     def _steps_so_far(self) -> int:
         updates = int(self._trainer.global_step)
         if not self._is_manual:
             return updates
         # global_step counts every optimizer, the other every batch; groups are at most as many as either.
-        return min(updates, int(getattr(self._loop, "_batches_that_stepped", updates)))
+        batches = int(getattr(self._loop, "_batches_that_stepped", updates))
+        return min(updates, batches) if updates else batches
+
+
+class ManualUpdates:
+    """Tells after which batch a loop with manual optimization has updated.
+
+    Optimizers of torch say so themselves, whether or not the loop goes through Lightning (``use_pl_optimizer=False``
+    does not, and ``trainer.global_step`` stands still); for others ``trainer.global_step`` tells.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._trainer = trainer
+        self._hook = register_optimizer_step_post_hook(self._note)
+        self._has_stepped = False
+        self._has_ever_updated = False
+        self._is_each_batch = False
+        self._known: int | None = None
+
+    def detach(self) -> None:
+        """Take the hook out of torch."""
+        self._hook.remove()
+
+    def has_updated(self, num_batches: int) -> bool:
+        """Say whether the loop has updated since the last call, in the ``num_batches``-th batch of a step."""
+        if self._has_stepped:
+            self._has_stepped = False
+            self._known = None
+            if not self._has_ever_updated:
+                self._has_ever_updated = True
+                self._say_if_unnoticed()
+            return True
+        known, self._known = self._known, int(self._trainer.global_step)
+        if known is not None and self._known != known:
+            self._has_ever_updated = True
+            return True
+        if num_batches >= _MOST_BATCHES and not self._has_ever_updated and not self._is_each_batch:
+            self._is_each_batch = True
+            logger.warning(
+                "No optimizer has stepped in %d batches of this manual optimization, so from here on every batch is "
+                "one step.",
+                num_batches,
+            )
+        return self._is_each_batch
+
+    def begin(self) -> None:
+        """Note where the count stands before the first batch."""
+        self._has_stepped = False
+        self._known = int(self._trainer.global_step)
+
+    def _note(self, *_: Any) -> None:
+        self._has_stepped = True
+
+    def _say_if_unnoticed(self) -> None:
+        if not self._trainer.global_step:
+            logger.warning(
+                "The optimizers of this loop step without Lightning (use_pl_optimizer=False), so trainer.global_step "
+                "stays 0. A step is a batch, or a group of batches, after which an optimizer has stepped."
+            )
