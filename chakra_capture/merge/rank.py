@@ -1,30 +1,28 @@
 """Merging one rank: read its files, link each window, write the tables; link.json last."""
 
-import io
-import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import polars as pl
 
-from chakra_capture import annotations, layout
+from chakra_capture import annotations
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.edges import Edges, find_edges
 from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
 from chakra_capture.merge.order import link_by_order
+from chakra_capture.merge.output import RankTables, write_rank
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
-from chakra_capture.merge.tables import Columns, collectives, link_rows, step_rows, text_series
-from chakra_capture.trace.columns import MISSING, Coded, Int64
+from chakra_capture.merge.tables import Columns, link_rows, step_rows
+from chakra_capture.trace.columns import MISSING, Coded
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import HostTrace, read_host_trace
 from chakra_capture.trace.reading import ScannerKind
-from chakra_capture.trace.schema import EDGES, KINDS, NODES, SCHEMA_VERSION, STEPS
+from chakra_capture.trace.schema import EDGES, KINDS, SCHEMA_VERSION, STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,22 +63,22 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
             repaired one.
         PairingError: two files are not of one process, rank and run, and ``force`` is off.
     """
-    nodes, edges, steps, entries = [], [], [], []
+    columns, edges, steps, entries = [], [], [], []
     num_nodes = 0
     for window, files in enumerate(windows):
         merged = _merge_window(rank, files, options)
-        nodes.append(_nodes_table(merged.columns, window, num_nodes))
+        columns.append(merged.columns)
         edges.append(_shift(merged.edges.table, window, num_nodes))
         steps.append(steps_table(merged.columns, window, num_nodes, files.cut_steps))
         entries.append({"window": window, **merged.entry})
         num_nodes += len(merged.columns)
-    tables = {
-        layout.NODES_FILE: pl.concat(nodes) if nodes else pl.DataFrame(schema=NODES.schema),
-        layout.EDGES_FILE: pl.concat(edges) if edges else pl.DataFrame(schema=EDGES.schema),
-        layout.STEPS_FILE: pl.concat(steps) if steps else pl.DataFrame(schema=STEPS.schema),
-    }
-    link = {"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries}
-    _write(out, tables, link)
+    tables = RankTables(
+        windows=columns,
+        edges=pl.concat(edges) if edges else pl.DataFrame(schema=EDGES.schema),
+        steps=pl.concat(steps) if steps else pl.DataFrame(schema=STEPS.schema),
+        link={"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries},
+    )
+    write_rank(out, tables)
     return RankReport(rank, tuple(entries))
 
 
@@ -128,65 +126,6 @@ def _check_salvage(host: HostTrace | None, device: DeviceTrace | None, options: 
             raise TraceFileError(
                 f"{trace.path} is damaged: {'; '.join(trace.salvage.notes)}. Leave --strict out to merge what is whole."
             )
-
-
-def _nodes_table(columns: Columns, window: int, first: int) -> pl.DataFrame:
-    size = len(columns)
-
-    def rows(values: Int64) -> pl.Series:
-        return _ints(np.where(values >= 0, values + first, MISSING))
-
-    data: dict[str, Any] = {
-        "node_id": pl.Series(np.arange(first, first + size)),
-        "window": pl.repeat(window, size, dtype=pl.Int32, eager=True),
-        "kind": text_series(Coded(columns.kind.astype(np.int32), KINDS)),
-        "name": text_series(columns.name),
-        "parent_id": rows(columns.parent),
-        "launch_id": rows(columns.launch),
-        "ts_ns": _ints(columns.ts_ns),
-        "dur_ns": _ints(columns.dur_ns),
-        "self_dur_ns": _ints(columns.self_ns),
-        "repaired": pl.Series(columns.repaired),
-        "pid": _ints(columns.pid),
-        "tid": _ints(columns.tid),
-        "host_id": _ints(columns.host_id),
-        "step": _ints(columns.step),
-        "collective": collectives(columns),
-        "input_shapes": text_series(columns.input_shapes),
-        "input_types": text_series(columns.input_types),
-        "args": _args(columns),
-        **{key: _ints(values) for key, values in columns.ids.items()},
-    }
-    for column in NODES.columns:
-        if column.name not in data:
-            data[column.name] = pl.repeat(None, size, dtype=column.dtype, eager=True)
-    return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
-
-
-def _args(columns: Columns) -> pl.Series:
-    """One JSON text per row: category, args of the device trace, and under "host" what only the host trace has.
-
-    The text is put together from pieces that are null where a row has none of the kind; what can be done once per
-    distinct text is done there.
-    """
-    head, residue = columns.category, columns.residue
-    from_device = pl.Series(head.codes >= 0)
-    pieces = [
-        text_series(Coded(head.codes, [f'{{"cat":{value}' for value in head.values])).fill_null("{"),
-        text_series(Coded(residue.codes, [f",{value[1:-1]}" for value in residue.values])),
-    ]
-    pieces += [pl.select(pl.concat_str(pl.lit(f',"{key}":'), _ints(v))).to_series() for key, v in columns.wide.items()]
-    if columns.host_rest:
-        begin, *others = columns.host_rest
-        comma = pl.select(pl.when(from_device & pl.Series(begin.codes >= 0)).then(pl.lit(","))).to_series()
-        pieces += [comma, text_series(Coded(begin.codes, [f'"host":{value}' for value in begin.values]))]
-        pieces += [text_series(part) for part in others]
-    return pl.select(pl.concat_str(*pieces, pl.lit("}"), ignore_nulls=True)).to_series()
-
-
-def _ints(values: Int64) -> pl.Series:
-    known = pl.Series(values != MISSING)
-    return pl.select(pl.when(known).then(pl.Series(values))).to_series()
 
 
 def _shift(edges: pl.DataFrame, window: int, first: int) -> pl.DataFrame:
@@ -339,29 +278,3 @@ def _pairing_entry(evidence: Evidence, faults: list[str]) -> dict[str, Any]:
         "forced": bool(faults),
         "faults": faults,
     }
-
-
-def _write(out: Path, tables: dict[str, pl.DataFrame], link: dict[str, Any]) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / layout.LINK_FILE).unlink(missing_ok=True)  # the folder counts as merged only with it
-        for name, table in tables.items():
-            # In memory first: polars does not say why a file cannot be written.
-            content = io.BytesIO()
-            table.write_parquet(content, compression="zstd", compression_level=1, statistics=False)
-            _replace(out / name, content.getbuffer())
-        _replace(out / layout.LINK_FILE, msgspec.json.format(msgspec.json.encode(link), indent=1))
-    except OSError as error:
-        raise TraceFileError(
-            f"{out} cannot be written: {error.strerror or error}. Give a writable folder with -o."
-        ) from error
-
-
-def _replace(path: Path, content: bytes | memoryview) -> None:
-    part = layout.part_path(path)
-    try:
-        part.write_bytes(content)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise

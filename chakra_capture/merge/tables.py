@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
-import polars as pl
 
 from chakra_capture import annotations
 from chakra_capture.merge.collectives import host_collective, kernel_collective
@@ -354,7 +353,7 @@ def _steps(columns: Columns) -> Int64:
     return step
 
 
-def collectives(columns: Columns) -> pl.Series:
+def collectives(columns: Columns) -> Coded:
     """Collective of each communication row, null elsewhere."""
     names, args = columns.name, columns.residue
     found: dict[str, int] = {}
@@ -370,14 +369,7 @@ def collectives(columns: Columns) -> pl.Series:
     has_stated = args.mask_of(np.array([value is not None for value in stated], dtype=bool))
     fill(is_kernel & has_stated, [value and kernel_collective("", value) for value in stated], args)
     fill(columns.is_kind("host_op", "annotation"), [host_collective(name) for name in names.values], names)
-    return text_series(Coded(codes, list(found)))
-
-
-def text_series(column: Coded) -> pl.Series:
-    """The column as polars text."""
-    codes = pl.Series(column.codes)
-    rows = pl.select(pl.when(codes >= 0).then(codes).cast(pl.UInt32)).to_series()
-    return pl.Series(list(column.values), dtype=pl.String).gather(rows)
+    return Coded(codes, list(found))
 
 
 class _CommArgs(msgspec.Struct):
