@@ -1,7 +1,9 @@
 """What the recording costs per step outside its window: medians of interleaved blocks, in one process.
 
 In the middle of a real Lightning fit, the hooks of one step (the loop's fetch hook, batch start, batch end) are called
-in blocks, ours and an empty callback's in turn; then the same for a plain session. Exit code 1 above the bar.
+in blocks, ours and an empty callback's in turn: with automatic optimization, in the middle of an accumulation, and with
+manual optimization, once with an update in every batch and once without. Then the same for a plain session. Exit code 1
+above the bar.
 """
 
 import argparse
@@ -12,10 +14,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import pytorch_lightning as pl
 import torch
 from torch._C._profiler import _ExperimentalConfig
+from torch.optim.optimizer import _global_optimizer_post_hooks
 from torch.profiler import ExecutionTraceObserver, profile, record_function
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -38,6 +42,17 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
+class ManualModel(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
 def median_ns(ours: Callable[[], object], empty: Callable[[], object], blocks: int, calls: int) -> tuple[float, float]:
     """Time both in alternating blocks and return the median cost of one call of each."""
     times: tuple[list[float], list[float]] = ([], [])
@@ -53,8 +68,8 @@ def median_ns(ours: Callable[[], object], empty: Callable[[], object], blocks: i
 class Probe(pl.Callback):
     """Measures in the middle of a fit, where both callbacks are live."""
 
-    def __init__(self, ours: ChakraProfileCallback, blocks: int, calls: int) -> None:
-        self.ours, self.blocks, self.calls = ours, blocks, calls
+    def __init__(self, ours: ChakraProfileCallback, blocks: int, calls: int, *, updates: bool) -> None:
+        self.ours, self.blocks, self.calls, self.updates = ours, blocks, calls, updates
         self.result: tuple[float, float] | None = None
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
@@ -63,23 +78,36 @@ class Probe(pl.Callback):
         loop = trainer.fit_loop.epoch_loop
         plain_fetch = type(loop)._on_before_fetch.__get__(loop)
         nothing = pl.Callback()
+        # What torch's optimizers call after a step; ours is the only one.
+        told = [*_global_optimizer_post_hooks.values()] if self.updates else []
+        untold = [lambda *_: None for _ in told]
 
-        def step(callback: pl.Callback, fetch: Callable[[], None]) -> None:
+        def step(callback: pl.Callback, fetch: Callable[[], None], hooks: list[Callable[..., None]]) -> None:
             fetch()
             callback.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+            for hook in hooks:
+                hook(None, (), {})
             callback.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
         self.result = median_ns(
-            lambda: step(self.ours, loop._on_before_fetch),
-            lambda: step(nothing, plain_fetch),
+            lambda: step(self.ours, loop._on_before_fetch, told),
+            lambda: step(nothing, plain_fetch, untold),
             self.blocks,
             self.calls,
         )
 
 
-def lightning_cost(settings: ChakraProfileConfig, blocks: int, calls: int) -> tuple[float, float]:
+def lightning_cost(
+    settings: ChakraProfileConfig,
+    blocks: int,
+    calls: int,
+    *,
+    manual: bool = False,
+    updates: bool = False,
+    group: int = 1,
+) -> tuple[float, float]:
     ours = ChakraProfileCallback(settings)
-    probe = Probe(ours, blocks, calls)
+    probe = Probe(ours, blocks, calls, updates=updates)
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -88,8 +116,9 @@ def lightning_cost(settings: ChakraProfileConfig, blocks: int, calls: int) -> tu
         enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[ours, probe],
+        accumulate_grad_batches=group,
     )
-    trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(8, 4))))
+    trainer.fit(ManualModel() if manual else Model(), DataLoader(TensorDataset(torch.randn(8, 4))))
     assert probe.result is not None
     return probe.result
 
@@ -165,7 +194,14 @@ def main() -> int:
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         settings = ChakraProfileConfig(enabled=True, start_step=FAR, end_step=FAR, trace_dir=folder)
-        for name, measure in (("lightning callback", lightning_cost), ("plain session", session_cost)):
+        measures = {
+            "lightning callback": lightning_cost,
+            "lightning, accumulating": partial(lightning_cost, group=4),
+            "lightning, manual": partial(lightning_cost, manual=True, updates=True),
+            "lightning, manual, no update": partial(lightning_cost, manual=True),
+            "plain session": session_cost,
+        }
+        for name, measure in measures.items():
             ours, empty = measure(settings, chosen.blocks, chosen.calls)
             rows[name] = {"ours_ns": ours, "empty_ns": empty, "own_ns": ours - empty, "ratio": ours / empty}
     inside = inside_ratio(chosen.inside) if chosen.inside else None

@@ -69,7 +69,7 @@ class Cycles:
         if cycle is not None:
             recorder = self.recorder or self._open(cycle, step)
             self._last_entered = step
-            self._num_entered += 1
+            self._num_entered += not recorder.is_in(step)
             if step >= cycle.first_step:
                 recorder.enter_step(step)
 
@@ -89,7 +89,8 @@ class Cycles:
             self.finish(Reason.steps_skipped)
             return
         # A step may be told twice, and tried again after a failure, but not for ever.
-        is_endless = step != recorder.open_step and self._num_entered > 2 * (cycle.last_step - cycle.prepare_step + 1)
+        most = 2 * (cycle.last_step - cycle.prepare_step + 1)
+        is_endless = self._num_entered >= most and not recorder.is_in(step)
         if step < self._last_entered or step <= self._last_left or is_endless:
             logger.warning(
                 "Step %d begins after step %d inside the profiling window %s, so the recording ends here: steps must "

@@ -66,6 +66,10 @@ class Recorder:
         """The step that is being recorded."""
         return self._open_step
 
+    def is_in(self, step: int) -> bool:
+        """Say whether ``step`` is being recorded and has not failed."""
+        return self._open_step == step and not self._has_failed
+
     def prepare(self) -> None:
         """Open the files and warm the profiler up.
 
@@ -89,7 +93,7 @@ class Recorder:
 
     def enter_step(self, step: int) -> None:
         """Begin a step; ends the one before if its end was not told, or if the same step failed and begins again."""
-        if self._open_step == step and not self._has_failed:
+        if self.is_in(step):
             return
         if self._open_step is not None:
             self.abort_step()

@@ -34,6 +34,7 @@ class _Registry:
         self.sessions: list[OpenSession] = []
         self.recorder: ActiveRecorder | None = None
         self.runs: dict[tuple[str, str, int], Run] = {}
+        self.num_runs = 0
         self.has_fork_guard = False
         self.kept: list[object] = []
 
@@ -85,11 +86,13 @@ def keep_for_ever(thing: object) -> None:
     _registry.kept.append(thing)
 
 
-def run_of(trace_dir: str, job: str, rank: int, make: Callable[[], Run]) -> Run:
-    """Return this process's run under these names; the first session makes it, later ones go on with it."""
+def run_of(trace_dir: str, job: str, rank: int, make: Callable[[int], Run]) -> Run:
+    """Return this process's run under these names; the first session makes it, given its number, later ones go on."""
     key = (trace_dir, job, rank)
     if key not in _registry.runs:
-        _registry.runs[key] = make()
+        # Counted before it is made: a rank that fails here must stay in step with the others.
+        number, _registry.num_runs = _registry.num_runs, _registry.num_runs + 1
+        _registry.runs[key] = make(number)
     return _registry.runs[key]
 
 

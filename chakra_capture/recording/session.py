@@ -246,7 +246,9 @@ class Session:
         settings = self._settings
         self._ranks = ranks = self._ranks or current_rank(os.environ)
         folder, job = str(trace_folder(settings)), job_name(settings, os.environ)
-        run = registry.run_of(folder, job, ranks.rank, lambda: open_run(settings, ranks, os.environ))
+        run = registry.run_of(
+            folder, job, ranks.rank, lambda number: open_run(settings, ranks, os.environ, number=number)
+        )
         run.manifest.settings = settings_in_effect(settings)  # of the latest fit, if there are several
         self._run, self._cycles = run, Cycles(settings, run)
         self._is_faulty = False

@@ -8,7 +8,7 @@ import torch
 from recording.recorded import check_pair, files, manifest, names, settings
 
 from chakra_capture.integrations.lightning import ChakraProfileCallback
-from chakra_capture.integrations.lightning import steps as steps_module
+from chakra_capture.integrations.lightning import updates
 from integrations.models import Model, loader, trainer
 
 
@@ -57,7 +57,7 @@ def test_optimizers_that_step_without_lightning_end_steps(tmp_path, caplog, ever
 
 
 def test_loop_whose_updates_nobody_sees_does_not_record_for_ever(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(steps_module, "_MOST_BATCHES", 5)
+    monkeypatch.setattr(updates, "_MOST_BATCHES", 5)
     trainer(ChakraProfileCallback(settings(tmp_path, 1, 2))).fit(OwnUpdate(), loader(20))
 
     check_pair(tmp_path, [1, 2])

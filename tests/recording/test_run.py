@@ -1,14 +1,23 @@
 """One id and one set of folders per run, whatever lies in trace_dir."""
 
+import errno
+import json
 import logging
+import os
+import threading
 
 import pytest
+import torch
 
 from chakra_capture import ChakraProfileConfig, capture
-from chakra_capture.errors import SettingsError
-from chakra_capture.recording import registry
+from chakra_capture.config import IfExists
+from chakra_capture.errors import RecordingError, SettingsError
+from chakra_capture.layout import RunPaths
+from chakra_capture.recording import agreement, registry
+from chakra_capture.recording.agreement import agree
+from chakra_capture.recording.launch import launch_id, own_run_id
 from chakra_capture.recording.rank import RankInfo
-from chakra_capture.recording.run import job_name, launch_id, open_run
+from chakra_capture.recording.run import job_name, open_run
 from recording.loops import train
 from recording.recorded import files, manifest, read, settings, steps
 
@@ -130,3 +139,79 @@ def test_restart_of_the_launcher_is_another_run(tmp_path):
     jobs = [open_run(chosen, RankInfo(rank, 2), environ).paths.job for environ in (first, again) for rank in (0, 1)]
 
     assert jobs == ["job", "job", "job.1", "job.1"]
+
+
+def test_second_start_is_told_apart_where_a_rank_recorded_nothing_the_first_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "node")
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    for changes in ({"ranks": [0]}, {}):
+        for rank in (0, 1):
+            record(settings(tmp_path, 1, 1, **changes), rank=RankInfo(rank, 2))
+
+    assert files(tmp_path / "0_chakra") == ["rank-0.json"]
+    assert files(tmp_path / "0.1_chakra") == ["rank-0.json", "rank-1.json"]
+
+
+def test_ranks_of_one_torchrun_name_their_launcher(monkeypatch):
+    environ = {"TORCHELASTIC_RUN_ID": "job", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    name = own_run_id(RankInfo(0, 2), environ)
+
+    assert name.startswith(f"job-{os.getppid()}-")
+    assert own_run_id(RankInfo(1, 2), environ) == name
+    assert own_run_id(RankInfo(1, 2), {**environ, "LOCAL_WORLD_SIZE": "1"}) == "job"
+
+
+def test_overwrite_removes_merged_tables_and_resources_of_ranks_that_are_gone(tmp_path):
+    for name in ("0_merged/rank=0", "0_merged/rank=3", "0_merged/mine", "0_chakra/rank-3_resources"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "file").write_text("old")
+    (tmp_path / "0_chakra/rank-3.json").write_text("{}")
+    record(settings(tmp_path, 1, 1, if_exists="overwrite"))
+
+    assert files(tmp_path / "0_merged") == ["mine/file"]
+    assert files(tmp_path / "0_chakra") == ["rank-0.json"]
+
+
+def test_file_system_without_hard_links_is_enough(tmp_path, monkeypatch, caplog):
+    def refuse(*_arguments, **_options):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for _ in range(2):
+        record(settings(tmp_path, 1, 1))
+
+    assert manifest(tmp_path)["complete"]
+    assert manifest(tmp_path, job="0.1")["complete"]
+
+
+AGREE = {"environ": {}, "if_exists": IfExists.new, "number": 0}
+
+
+def test_ranks_with_different_folders_use_that_of_rank_0(tmp_path, caplog):
+    store = torch.distributed.HashStore()
+    first, paths = agree(store, RunPaths(tmp_path / "a", "0"), RankInfo(0, 2), **AGREE)
+    second = agree(store, RunPaths(tmp_path / "b", "0"), RankInfo(1, 2), **AGREE)
+
+    assert second == (first, paths)
+    assert [r.getMessage() for r in caplog.records] == [
+        f"chakra_profile.trace_dir is {tmp_path}/b on rank 1 but {tmp_path}/a on rank 0; all ranks of a run write to "
+        "one folder, so rank 0's is used."
+    ]
+
+
+def test_answer_of_an_earlier_attempt_is_not_taken(tmp_path):
+    store = torch.distributed.HashStore()
+    old = {"run_id": "old", "trace_dir": str(tmp_path), "job": "0", "decided": 1.0, "refused": None}
+    store.set("chakra_capture//0", json.dumps(old))
+    deciding = threading.Timer(0.4, agree, (store, RunPaths(tmp_path, "0"), RankInfo(0, 2)), AGREE)
+    deciding.start()
+    run_id, _ = agree(store, RunPaths(tmp_path, "0"), RankInfo(1, 2), **AGREE)
+    deciding.join()
+
+    assert run_id == read(tmp_path / "0_run/run.json")["run_id"] != "old"
+
+
+def test_rank_0_that_does_not_record_does_not_hold_the_others_long(tmp_path, monkeypatch):
+    monkeypatch.setattr(agreement, "_WAIT_S", 0.3)
+    with pytest.raises(RecordingError, match="rank 0 did not name the run"):
+        agree(torch.distributed.HashStore(), RunPaths(tmp_path, "0"), RankInfo(1, 2), **AGREE)
