@@ -60,6 +60,19 @@ def find_section(source: object, name: str) -> Section:
     return Section(value=source if isinstance(raw, Mapping) else raw, holders=holders)
 
 
+def check_not_both(source: object, section: Section, name: str) -> None:
+    """Refuse a section that holds another section: either could be meant.
+
+    Raises:
+        SettingsError: ``enabled`` stands beside the section.
+    """
+    if section.value is not source and isinstance(source, Mapping) and "enabled" in source.keys():  # noqa: SIM118
+        raise SettingsError(
+            f"enabled stands beside {name}, so it is not clear which of the two are the settings; expected the section "
+            f"itself, or a configuration that holds it. Remove {name} from the section, or enabled beside it."
+        )
+
+
 def is_whole_config(source: object, name: str, known: list[str]) -> bool:
     """Say whether ``source`` is the configuration of a job that has no section of ours, rather than a section.
 

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import reprlib
-import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
@@ -30,7 +29,10 @@ _LEADING_ZERO = re.compile(r"[+-]?0[0-9_]+")
 _LARGEST = 10**15
 # A job id becomes the first part of folder names; a separator in it would lead out of trace_dir.
 _JOB_ID = re.compile(r"[^\s/\\\x00-\x1f\x7f]{1,200}")
-_UNCATCHABLE = frozenset({"SIGKILL", "SIGSTOP"})
+# The others cannot be caught, or mean something to Python, torch, a terminal or a scheduler.
+_FREE_SIGNALS = ("SIGUSR1", "SIGUSR2")
+# Kineto writes a path into its file without escapes, and drops what it cannot write.
+_UNSAFE_IN_PATH = re.compile(r"[\\\x00-\x1f\x7f]")
 
 
 def abridged(value: object) -> str:
@@ -171,8 +173,11 @@ def path(key: str, value: object) -> str:
     """Read a folder; ``~`` is expanded here, once, because no function of the standard library does."""
     expected = "the path of a folder"
     text = _text(key, os.fspath(value) if isinstance(value, os.PathLike) else value, expected)
+    if _UNSAFE_IN_PATH.search(text):
+        fix = "Choose a folder whose name has none of these characters."
+        raise wrong(key, value, f"{expected} without backslashes, line breaks or control characters", fix)
     expanded = os.path.expanduser(text)
-    if "\0" in text or expanded.startswith("~"):
+    if expanded.startswith("~"):
         raise wrong(key, value, f"{expected} that exists or can be created", "Write the whole path.")
     return expanded
 
@@ -188,11 +193,11 @@ def job_name(key: str, value: object) -> str:
 
 
 def signal_name(key: str, value: object) -> str:
-    """Read the name of a signal that a process can catch."""
-    expected = "the name of a signal that can be caught"
+    """Read the name of a signal that is free for our use."""
+    expected = f"the name of a signal that nothing else uses: {' or '.join(_FREE_SIGNALS)}"
     text = _text(key, value, expected).strip().upper()
     name = text if text.startswith("SIG") else f"SIG{text}"
-    if name not in signal.Signals.__members__ or name in _UNCATCHABLE:
+    if name not in _FREE_SIGNALS:
         raise wrong(key, value, expected, f"Write for example {key}=SIGUSR1.")
     return name
 

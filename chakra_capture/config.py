@@ -14,7 +14,13 @@ from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
-from chakra_capture._config_sources import check_no_other_profiler, find_section, is_whole_config, section_values
+from chakra_capture._config_sources import (
+    check_no_other_profiler,
+    check_not_both,
+    find_section,
+    is_whole_config,
+    section_values,
+)
 from chakra_capture._config_values import (
     Reader,
     boolean,
@@ -295,6 +301,7 @@ def settings_from(source: object) -> ChakraProfileConfig:
     section = find_section(source, SECTION)
     settings = section.value
     known = [f.name for f in fields(ChakraProfileConfig)]
+    check_not_both(source, section, SECTION)
     if settings is source and is_whole_config(source, SECTION, known):
         return ChakraProfileConfig()
     if not isinstance(settings, ChakraProfileConfig):

@@ -247,3 +247,10 @@ def test_section_with_nothing_but_a_misspelt_key_is_not_taken_for_a_whole_config
 def test_flat_mapping_of_unknown_keys_is_refused() -> None:
     with pytest.raises(SettingsError, match="foo"):
         settings_from({"foo": 1})
+
+
+def test_section_inside_a_section_is_refused_not_taken_for_off(tmp_path) -> None:
+    both = {"enabled": True, "trace_dir": str(tmp_path), "chakra_profile": {}}
+    for source in (both, OmegaConf.create(both)):
+        with pytest.raises(SettingsError, match="enabled stands beside chakra_profile"):
+            settings_from(source)

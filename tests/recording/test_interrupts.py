@@ -1,0 +1,71 @@
+"""Ctrl-C at any line of the code that ends a recording: nothing keeps running, and what is whole is kept."""
+
+import pytest
+
+from recording.scripts import run_script
+
+# One process per group; it interrupts each line of these functions once, then records once more.
+GROUPS = {
+    "stop": ["Recorder.stop", "Recorder.leave_step", "Cycles.finish", "Cycles.leave", "HostObserver.stop"],
+    "profiler": ["DeviceProfiler.stop", "DeviceProfiler.export", "_KinetoProfile.stop_trace", "profile.__exit__"],
+    "settle": ["Recorder.settle", "Recorder._end_observer", "HostObserver.unregister", "_publish"],
+    "close": ["Session.close", "Session._close", "Session._guarded", "Cycles.settle", "remove_session"],
+}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_interrupt_at_every_line(tmp_path, group):
+    run_script(
+        tmp_path,
+        f"""
+        import json
+        from chakra_capture.recording import observer
+        observer.SETTLE_NS = 1_000_000  # No other thread computes here.
+        logging.disable(logging.CRITICAL)
+        targets = {GROUPS[group]!r}
+        places = ("chakra_capture/recording/", "torch/profiler/profiler.py", "torch/autograd/profiler.py")
+
+        def attempt(number, where, seen, hit):
+            def trace(frame, event, argument):
+                code = frame.f_code
+                if code.co_qualname not in targets or not any(place in code.co_filename for place in places):
+                    return None
+
+                def line(frame, event, argument):
+                    here = (code.co_qualname, frame.f_lineno)
+                    if event == "line":
+                        seen.add(here)
+                        if here == where and not hit:
+                            hit.append(here)
+                            raise KeyboardInterrupt
+                    return line
+
+                return line
+
+            interrupted = False
+            try:
+                with capture(settings(folder / str(number), 1, 2)) as session:
+                    sys.settrace(trace)
+                    train(session, 4)
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                sys.settrace(None)
+            return interrupted
+
+        seen = set()
+        attempt(0, None, seen, [])
+        assert {{name for name, _ in seen}} == set(targets)
+        for number, where in enumerate(sorted(seen), 1):
+            hit = []
+            assert attempt(number, where, set(), hit) == bool(hit), where
+            if not registry.is_idle():
+                registry._close_all()
+            assert not autograd._is_profiler_enabled and registry.is_idle(), where
+            for path in (folder / str(number)).rglob("*.json"):
+                json.loads(path.read_bytes())
+        with capture(settings(folder / "last", 1, 2)) as session:
+            train(session, 4)
+        assert read(folder / "last/0_run/rank-0.json")["complete"]
+        """,
+    )
