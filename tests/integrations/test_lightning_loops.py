@@ -7,8 +7,7 @@ import pytorch_lightning as pl
 import torch
 from recording.recorded import check_pair, files, manifest, names, settings
 
-from chakra_capture.integrations.lightning import ChakraProfileCallback
-from chakra_capture.integrations.lightning import updates
+from chakra_capture.integrations.lightning import ChakraProfileCallback, updates
 from integrations.models import Model, loader, trainer
 
 

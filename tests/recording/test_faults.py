@@ -63,6 +63,19 @@ def test_folder_that_vanishes_before_the_window_stops_the_recording_only(tmp_pat
     assert f"{tmp_path}/t/0_chakra cannot be created" in message
 
 
+def test_folder_that_vanishes_in_the_window_is_not_called_a_full_disk(tmp_path, errors):
+    import shutil
+
+    with capture(settings(tmp_path / "t", 1, 3)) as session:
+        train(session, 2)
+        shutil.rmtree(tmp_path / "t")
+        train(session, 6, first=2)
+
+    (message,) = errors()
+    assert "rank-0.json.part is gone: the file or its folder was removed" in message
+    assert "disk" not in message
+
+
 def test_name_that_another_process_is_writing_is_left_alone(tmp_path, errors):
     with capture(settings(tmp_path, 1, 2)) as session:
         (tmp_path / "0_chakra").mkdir()
@@ -201,6 +214,7 @@ def test_full_disk_leaves_part_files_and_says_so(tmp_path, limit):
     assert "free space or set chakra_profile.trace_dir" in done.stderr
     assert not (tmp_path / "0_chakra/rank-0.json").exists()
     assert "0_chakra/rank-0.json.part" in files(tmp_path)
+    assert not [name for name in files(tmp_path) if name.endswith(".tmp")]
     if limit > 5000:  # else the manifest does not fit either
         assert manifest(tmp_path)["reason"] == "fault"
 

@@ -1,8 +1,8 @@
 """Where Lightning's training loop stands, told to a recording session as steps.
 
-A step opens with the loop's request for its first batch. A loader without a length is read one batch ahead: its request
-comes during the step before and opens nothing, so there the step opens when its batch is there, and the time its input
-took is in the step before.
+A step opens with the loop's request for a batch. A loader without a length is read one batch ahead, so there the
+request that opens a step is the one for the batch of the next step: the input time in a step is that of the step after
+it. Where nothing is left to request, a step opens when its batch is there.
 """
 
 import logging
