@@ -149,13 +149,18 @@ def _rank(trace: MergedTrace) -> RankOverview:
 
 def _window_notes(window: dict[str, Any]) -> list[str]:
     notes = list(window["notes"])
-    pairing, device = window["pairing"], window["device"]
+    pairing, host, device = window["pairing"], window["host"], window["device"]
     if pairing and pairing["faults"]:
         notes.append(f"merged by force: {'; '.join(pairing['faults'])}")
     if pairing and pairing["call_order"]:
         notes.append(_order_note(pairing["call_order"]))
     if device and device["orphans"]["launch_not_in_file"]:
         notes.append(f"{device['orphans']['launch_not_in_file']} device activities were launched outside the recording")
+    if host and device:
+        for here, there, side in ((device, host, "device"), (host, device, "host")):
+            alone = sorted(set(here["steps"]) - set(there["steps"]))
+            if alone:
+                notes.append(f"steps that only the {side} trace holds: {', '.join(map(str, alone[:10]))}")
     if window["clock_offset_ns"]:
         notes.append(f"device clock is {window['clock_offset_ns']} ns behind the host clock")
     return notes

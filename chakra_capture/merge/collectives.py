@@ -5,6 +5,10 @@ import re
 # NCCL 2.x kernels are ncclKernel_<Coll>_..., since 2.19 ncclDevKernel_<Coll>_..., with user buffers
 # ncclSymkDevKernel_<Coll>; RCCL keeps NCCL's names. A bare "nccl" inside a name proves nothing.
 _KERNEL = re.compile(r"^(?:void )?(?:nccl|rccl|msccl)(?:Symk|Symm)?(?:Dev)?Kernel_?(?P<coll>[A-Za-z]*)")
+# Collectives outside NCCL: vLLM's and AITER's own all-reduce, torch's symmetric-memory kernels.
+_CUSTOM = re.compile(
+    r"(?:^|[\s:])(?:(?P<cross>cross_device_reduce)|(?:one_shot|two_shot|multimem)_(?P<coll>all_reduce|all_gather|reduce_scatter))"
+)
 _HOST = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc):{1,2}_?(?P<coll>[a-z_]+)")
 
 _NAMES = {
@@ -41,7 +45,10 @@ def kernel_collective(name: str, stated: str | None) -> str | None:
     if stated:
         return _normal(stated)
     match = _KERNEL.match(name)
-    return _normal(match["coll"]) if match else None
+    if match:
+        return _normal(match["coll"])
+    custom = _CUSTOM.search(name)
+    return _normal(custom["coll"] or "all_reduce") if custom else None
 
 
 def host_collective(name: str) -> str | None:

@@ -28,11 +28,13 @@ def link_by_order(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
     code_of = {name: code for code, name in enumerate(device.name.values)}
     host_code = np.array([code_of.get(name, -1) for name in host.name.values] or [-1], dtype=np.int64)
     nodes = np.flatnonzero(~host.is_process & ~host.is_thread)
-    nodes = nodes[np.argsort(host.node_id[nodes], kind="stable")]
+    nodes = nodes[np.argsort(_opening(host, nodes), kind="stable")]
     device_threads = _device_threads(device, is_cpu_op)
     link = np.full(host.num_nodes, -1, dtype=np.int64)
     occurrences = []
-    threads = [nodes[host.attrs["tid"][nodes] == tid] for tid in np.unique(host.attrs["tid"][nodes])]
+    # What the device trace never names (process_group:init is recorded on the host side alone) breaks no run.
+    named = nodes[host_code[host.name.codes[nodes]] >= 0]
+    threads = [named[host.attrs["tid"][named] == tid] for tid in np.unique(host.attrs["tid"][named])]
     # The longest list first: a short one fits in more places.
     for mine in sorted(threads, key=len, reverse=True):
         names = host_code[host.name.codes[mine]]
@@ -63,6 +65,13 @@ def _both_sequences(host: HostTrace, device: DeviceTrace, nodes: Int64, rows: In
 def _equal_sequence(host: HostTrace, device: DeviceTrace, nodes: Int64, rows: Int64) -> Bool:
     same = host.attrs["seq_id"][nodes] == device.ids["sequence_number"][rows]
     return np.asarray(_both_sequences(host, device, nodes, rows) & same)
+
+
+def _opening(host: HostTrace, nodes: Int64) -> Int64:
+    """Numbers in the order in which the ops began: record-function ids are counted up then, node ids mostly."""
+    ids = host.attrs["rf_id"][nodes]
+    counted = len(np.unique(ids)) == len(ids) and not np.any(ids == MISSING)
+    return ids if counted else host.node_id[nodes]
 
 
 def _device_threads(device: DeviceTrace, is_cpu_op: Bool) -> dict[tuple[int, int], Int64]:

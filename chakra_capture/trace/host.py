@@ -224,9 +224,10 @@ def _frame(details: str) -> tuple[str, str, str]:
     """What stands before the values of the inputs, between them and those of the outputs, and after both."""
     members = msgspec.json.decode(details, type=dict[str, msgspec.Raw])
     texts = {key: str(bytes(raw), "utf-8") for key, raw in members.items()}
-    strides = texts.pop("input_strides", "[]")
+    strides = texts.pop("input_strides", None)  # schema 1.0.1 has none
+    after_inputs = "" if strides is None else f',"strides":{strides}'
     outputs = "".join(
         f',"{key}":{texts.pop(f"output_{key}")}' for key in ("shapes", "types", "strides") if f"output_{key}" in texts
     )
     rest = "".join(f",{str(msgspec.json.encode(key), 'utf-8')}:{text}" for key, text in texts.items())
-    return '{"inputs":{"values":', f',"strides":{strides}}},"outputs":{{"values":', f"{outputs}}}{rest}}}"
+    return '{"inputs":{"values":', f'{after_inputs}}},"outputs":{{"values":', f"{outputs}}}{rest}}}"

@@ -174,6 +174,11 @@ def manifest(folder: Path, **changes: Any) -> None:
     write_json(folder / "0_run" / "rank-0.json", content)
 
 
+def test_steps_that_one_side_alone_holds_are_said(tmp_path: Path) -> None:
+    TraceBuilder().step(3, 0, 10).op("a", 1, 2).step(4, 20, 10, host=False).op("b", 21, 2, host=False).write(tmp_path)
+    assert "note: rank 0: steps that only the device trace holds: 4" in lines(run("summary", tmp_path))
+
+
 def test_warm_up_steps_were_not_asked_for(tmp_path: Path) -> None:
     busy_trace().write(tmp_path)
     # 5..16 in cycles of 1 warm-up and 3 active: 6-8, 10-12, 14-16.

@@ -69,3 +69,18 @@ def test_equal_times_are_ordered_by_external_id(tmp_path: Path) -> None:
     trace.op("short", 0, 0, **NONE, **{"External id": 1}).op("long", 0, 9, **NONE, **{"External id": 2})
     nodes = trace.merged(tmp_path).nodes.drop_nulls(["host_id", "ts_ns"]).sort("host_id")
     assert nodes["name"].to_list() == ["short", "long"]
+
+
+def test_op_that_only_the_host_side_records_breaks_no_run(tmp_path: Path) -> None:
+    trace = without_ids("ab")
+    trace.op("## process_group:init ##", 1, 1, **NONE)
+    del trace.events[-1]
+    trace.nodes.insert(1, trace.nodes.pop())
+    # 2 of 3 are below the rate that makes a pair, so it takes force; what matches is linked all the same.
+    with pytest.raises(PairingError, match="only 2 of 3 host ops"):
+        trace.merged(tmp_path)
+    trace = without_ids("abcdefghijklmnop")
+    trace.op("## process_group:init ##", 1, 1, **NONE)
+    del trace.events[-1]
+    trace.nodes.insert(1, trace.nodes.pop())
+    assert linked(trace, tmp_path / "long") == [10 * at for at in range(16)]

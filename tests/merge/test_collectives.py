@@ -1,0 +1,44 @@
+"""Which kernels and host ops are communication, by the argument first and by name second."""
+
+import pytest
+
+from chakra_capture.merge.collectives import host_collective, kernel_collective
+
+
+@pytest.mark.parametrize(
+    ("name", "stated", "expected"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", None, "all_reduce"),
+        ("ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*)", None, "all_gather"),
+        ("ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)", None, "reduce_scatter"),
+        ("ncclDevKernel_Broadcast_RING_LL(x)", None, "broadcast"),
+        ("ncclSymkDevKernel_AllReduce(x)", None, "all_reduce"),
+        ("ncclDevKernel_SendRecv(x)", None, "send_recv"),
+        ("ncclDevKernel_SendRecv(x)", "_all_to_all_base", "all_to_all"),
+        ("ncclDevKernel_Generic(x)", "allreduce", "all_reduce"),
+        ("ncclDevKernel_Generic(x)", None, "other"),
+        ("void vllm::cross_device_reduce_1stage<float, 2>(vllm::RankData*)", None, "all_reduce"),
+        ("void two_shot_all_reduce_kernel<c10::BFloat16>(x)", None, "all_reduce"),
+        # "nccl" inside a name proves nothing.
+        ("cutlass_gemm_with_nccl_layout", None, None),
+        ("void at::native::reduce_kernel<512, 1>(x)", None, None),
+        ("ampere_sgemm_32x32", None, None),
+    ],
+)
+def test_kernel(name: str, stated: str | None, expected: str | None) -> None:
+    assert kernel_collective(name, stated) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gloo:all_reduce", "all_reduce"),
+        ("c10d::allreduce_", "all_reduce"),
+        ("c10d::_allgather_base_", "all_gather"),
+        ("nccl:broadcast", "broadcast"),
+        ("aten::all_reduce", None),
+        ("reduce", None),
+    ],
+)
+def test_host_op(name: str, expected: str | None) -> None:
+    assert host_collective(name) == expected
