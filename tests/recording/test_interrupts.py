@@ -19,7 +19,8 @@ def test_interrupt_at_every_line(tmp_path, group):
         tmp_path,
         f"""
         import json
-        from chakra_capture.recording import observer
+        from chakra_capture.recording import device_profiler, observer
+        device_profiler._is_one_warming_up = lambda: False  # There is none, and looking for it takes long.
         observer.SETTLE_NS = 1_000_000  # No other thread computes here.
         logging.disable(logging.CRITICAL)
         targets = {GROUPS[group]!r}
