@@ -11,7 +11,6 @@ from chakra_capture.merge.link import HostLink, link_launches, match_keys
 from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.merge.rows import (
     ACTIVITY_KINDS,
-    CODE,
     CPU_KINDS,
     DEVICE_KINDS,
     device_kinds,
@@ -383,8 +382,3 @@ def _stated(args: str | None) -> str | None:
         return msgspec.json.decode(args, type=_CommArgs).collective
     except msgspec.DecodeError:
         return None
-
-
-def number_of(columns: Columns, kind: str) -> int:
-    """Rows of one kind."""
-    return int(np.count_nonzero(columns.kind == CODE[kind]))
