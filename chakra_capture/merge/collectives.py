@@ -54,7 +54,12 @@ def kernel_collective(name: str, stated: str | None) -> str | None:
 def host_collective(name: str) -> str | None:
     """Return the collective of a host op such as ``gloo:all_reduce`` or ``c10d::allreduce_``."""
     match = _HOST.match(name)
-    return _NAMES.get(_key(match["coll"])) if match else None
+    return stated_collective(match["coll"]) if match else None
+
+
+def stated_collective(text: str) -> str | None:
+    """Return the collective that a host op names, None for what is none (``wait``, ``coalesced``)."""
+    return _NAMES.get(_key(text))
 
 
 def _normal(text: str) -> str:
@@ -62,4 +67,4 @@ def _normal(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    return re.sub(r"[^a-z]", "", text.lower())
+    return re.sub(r"[^a-z]", "", text.lower()).removesuffix("coalesced")

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from chakra_capture import annotations
-from chakra_capture.merge.collectives import host_collective, kernel_collective
+from chakra_capture.merge.collectives import host_collective, kernel_collective, stated_collective
 from chakra_capture.merge.link import HostLink, link_launches, match_keys
 from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.merge.rows import (
@@ -101,7 +101,9 @@ def _device_columns(device: DeviceTrace) -> Columns:
     on_device = of_kind(kind, DEVICE_KINDS)
     # Kineto gives device rows the device as pid and the stream as tid; the args say it too, mostly.
     for key, fallback in (("device", device.pid), ("stream", device.tid)):
-        ids[key] = np.where(on_device, np.where(ids[key] == MISSING, fallback, ids[key]), MISSING)
+        stated = np.where(ids[key] == MISSING, fallback, ids[key])
+        # A record of a whole device ("Context Sync") has stream -1: none.
+        ids[key] = np.where(on_device & (stated >= 0), stated, MISSING)
     return Columns(
         kind=kind,
         name=device.name,
@@ -367,8 +369,23 @@ def collectives(columns: Columns) -> Coded:
     stated = [_stated(text) for text in args.values]
     has_stated = args.mask_of(np.array([value is not None for value in stated], dtype=bool))
     fill(is_kernel & has_stated, [value and kernel_collective("", value) for value in stated], args)
-    fill(columns.is_kind("host_op", "annotation"), [host_collective(name) for name in names.values], names)
+    is_op = columns.is_kind("host_op", "annotation")
+    fill(is_op, [host_collective(name) for name in names.values], names)
+    per_args = [value and stated_collective(value) for value in stated]
+    fill(is_op & args.mask_of(np.array([value is not None for value in per_args], dtype=bool)), per_args, args)
+    # All of point-to-point and all-to-all run in one SendRecv kernel, any collective in a generic one.
+    open_codes = [found[name] for name in ("send_recv", "other") if name in found]
+    if open_codes:
+        _name_by_caller(columns, codes, np.flatnonzero(is_kernel & ~has_stated & np.isin(codes, open_codes)))
     return Coded(codes, list(found))
+
+
+def _name_by_caller(columns: Columns, codes: "np.typing.NDArray[np.int32]", kernels: Int64) -> None:
+    """Give kernels that do not say their collective that of the innermost op around their launch that does."""
+    at = columns.parent[kernels]
+    while (searching := (at >= 0) & (codes[np.maximum(at, 0)] < 0)).any():
+        at = np.where(searching, columns.parent[np.maximum(at, 0)], at)
+    codes[kernels[at >= 0]] = codes[at[at >= 0]]
 
 
 class _CommArgs(msgspec.Struct):
@@ -379,6 +396,6 @@ def _stated(args: str | None) -> str | None:
     if not args or "Collective name" not in args:
         return None
     try:
-        return msgspec.json.decode(args, type=_CommArgs).collective
+        return msgspec.json.decode(args, type=_CommArgs).collective or None
     except msgspec.DecodeError:
         return None

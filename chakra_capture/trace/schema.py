@@ -58,7 +58,7 @@ NODES = Table(
         Column("pid", _INT, "process; for device rows the device as Kineto writes it"),
         Column("tid", _INT, "thread; for device rows the stream as Kineto writes it"),
         Column("device", _INT, "device of a device row"),
-        Column("stream", _INT, "stream of a device row"),
+        Column("stream", _INT, "stream of a device row; null where it is of no stream (waiting for a whole device)"),
         Column("host_id", _INT, "id of the node in the host trace"),
         Column("record_function_id", _INT, "joins host op and CPU op"),
         Column("external_id", _INT, "joins CPU op and runtime event"),
@@ -66,7 +66,8 @@ NODES = Table(
         Column("sequence_number", _INT, "pairs a forward op with its backward op"),
         Column("step", _INT, "number of the ProfilerStep that holds the start (device activity: of the launch)"),
         Column("phase", _TEXT, "step phase; null until phases are joined"),
-        Column("collective", _TEXT, "collective operation of a communication row, e.g. all_reduce"),
+        Column("collective", _TEXT, "collective operation of a communication row, e.g. all_reduce: as its arguments "
+               "state it, else by its name, else (SendRecv and generic kernels) that of the op that launched it"),
         Column("process_group", _TEXT, "process group of a communication row; null until groups are joined"),
         Column("comm_bytes", _INT, "bytes of a communication row; null until sizes are joined", "bytes"),
         Column("input_shapes", _TEXT, "shapes of the inputs, JSON"),

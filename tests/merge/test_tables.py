@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 from builder import TraceBuilder, assert_table, merge_files, write_json
-from handed import CASES, require
+from handed import CASES, DATA, require
 
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.merged import MergedTrace
@@ -281,6 +281,57 @@ def test_communication_kernels_by_argument_then_by_name(
     args: dict[str, Any] = {} if stated is None else {"Collective name": stated}
     merged = TraceBuilder().kernel(name, 0, 5, 1, **args).merged(tmp_path, host=False)
     assert merged.nodes["collective"].to_list() == [collective]
+
+
+@pytest.mark.parametrize(
+    ("op", "kernel", "collective"),
+    [
+        ("c10d::alltoall_base_", "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)", "all_to_all"),
+        ("nccl:send 0->1", "ncclDevKernel_SendRecv(x)", "send"),
+        ("nccl:recv 1<-0", "ncclDevKernel_SendRecv(x)", "recv"),
+        ("nccl:all_to_all", "ncclDevKernel_Generic(x)", "all_to_all"),
+        # What the caller does not say, and what the name of the kernel does say, stays.
+        ("nccl:coalesced", "ncclDevKernel_SendRecv(x)", "send_recv"),
+        ("c10d::alltoall_base_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "all_reduce"),
+        ("c10d::alltoall_base_", "gemm", None),
+    ],
+)
+def test_kernel_of_many_collectives_runs_that_of_the_op_around_its_launch(
+    op: str, kernel: str, collective: str | None, tmp_path: Path
+) -> None:
+    trace = TraceBuilder().op("loss", 0, 90).op(op, 10, 50).op("record_param_comms", 20, 30)
+    nodes = trace.launched(kernel, 40, 5, 1, at=25, stream=20).merged(tmp_path, host=False).nodes
+    assert nodes.filter(pl.col("kind") == "kernel")["collective"].to_list() == [collective]
+
+
+def test_op_that_states_its_collective_names_that_of_its_kernel(tmp_path: Path) -> None:
+    trace = TraceBuilder().op("record_param_comms", 0, 30, host=False, **{"Collective name": "all_to_allv"})
+    nodes = trace.launched("ncclDevKernel_SendRecv(x)", 40, 5, 1, at=5).merged(tmp_path, host=False).nodes
+    shown = nodes.filter(pl.col("collective").is_not_null()).sort("kind")
+    assert shown.select("kind", "collective").rows() == [("host_op", "all_to_all"), ("kernel", "all_to_all")]
+
+
+@pytest.mark.parametrize(("file", "num_kernels"), [("dlrm", 5), ("diff", 42)])
+def test_send_recv_kernels_of_real_all_to_alls(file: str, num_kernels: int, tmp_path: Path) -> None:
+    """As many as the trace has annotations of all-to-all; nothing in the name of the kernel says it."""
+    paths = {"dlrm": "pairs/dlrm_8gpu_by_order/device/rank-0", "diff": "device_only/hta_trace_diff_control"}
+    trace = merge_files(tmp_path, WindowFiles(None, require(DATA / f"{paths[file]}.json.gz")), force=True)
+    kernels = trace.nodes.filter((pl.col("kind") == "kernel") & pl.col("name").str.contains("SendRecv"))
+    assert kernels["collective"].to_list() == ["all_to_all"] * num_kernels
+
+
+def test_wait_for_a_whole_device_is_of_no_stream(tmp_path: Path) -> None:
+    trace = TraceBuilder().launched("k", 5, 5, 1, at=0).kernel("Context Sync", 10, 5, 2, stream=-1, cat="cuda_sync")
+    nodes = trace.merged(tmp_path, host=False).nodes
+    assert nodes.filter(pl.col("kind") == "sync").select("device", "stream").rows() == [(0, None)]
+
+
+def test_case_stream_of_a_context_sync_is_none(tmp_path: Path) -> None:
+    file = require(CASES / "022-cuda-sync-not-compute" / "rank-0.json")
+    expected = json.loads(file.with_name("expect.json").read_text())
+    nodes = merge_files(tmp_path, WindowFiles(None, file)).nodes
+    assert nodes["stream"].drop_nulls().unique().to_list() == expected["streams"]
+    assert nodes.filter(pl.col("kind") == "sync").height == expected["sync_events"]
 
 
 def test_times_near_the_largest_make_no_negative_time(tmp_path: Path) -> None:
