@@ -3,7 +3,8 @@
 Definitions (interval arithmetic in integer ns over all streams): COMP = kernels that are not
 communication, COMM = communication kernels, MEM = copies and memsets; exposed communication =
 COMM - COMP; exposed memory = MEM - COMP - COMM; idle = span - (COMP + COMM + MEM). Hence
-compute + exposed communication + exposed memory + idle = span. Agrees to the ns with HTA's
+compute + exposed communication + exposed memory + idle = span. An activity counts up to the next start on its stream
+(``self_dur_ns``). Agrees to the ns with HTA's
 definitions on traces in whole microseconds.
 """
 
@@ -16,7 +17,7 @@ from chakra_capture.trace.schema import Column
 
 SCHEMA = (
     Column("num_activities", pl.Int64, "kernels, copies and memsets"),
-    Column("span_ns", pl.Int64, "first start to last end of any device activity", "ns"),
+    Column("span_ns", pl.Int64, "first start to last end of any device activity, as counted", "ns"),
     Column("busy_ns", pl.Int64, "time with at least one activity", "ns"),
     Column("compute_ns", pl.Int64, "time with a kernel that is not communication", "ns"),
     Column("communication_ns", pl.Int64, "time with a communication kernel", "ns"),
@@ -59,4 +60,4 @@ def device_time(trace: MergedTrace) -> pl.DataFrame:
 
 def _intervals(rows: pl.DataFrame) -> tuple[Int64, Int64]:
     start = rows["ts_ns"].to_numpy()
-    return start, start + rows["dur_ns"].to_numpy()
+    return start, start + rows["self_dur_ns"].to_numpy()

@@ -183,4 +183,6 @@ def _headline(report: "RankReport") -> str:
         parts.append(f"{launched} of {activities} device activities linked" if activities else "no device activities")
     steps = sorted({step for d in [*devices, *hosts] for step in d["steps"]})
     parts.append(f"steps {number_ranges(steps)}")
+    if report.salvaged:
+        parts.append("salvaged")
     return ", ".join(parts)

@@ -142,6 +142,8 @@ def _print_head(out: "Console", run: "Run", result: "Overview") -> None:
         out.print("Device     no device events in the traces: device time is not measured")
     else:
         out.print("Device     no device trace: times are not measured")
+    if salvaged := [rank.rank for rank in result.ranks if rank.salvaged]:
+        out.print(f"Salvaged   rank {number_ranges(salvaged)}: cut or repaired input, see the notes below")
     out.print()
 
 

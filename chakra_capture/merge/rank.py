@@ -150,7 +150,7 @@ def _entry(
         "device": None if device is None else _device_entry(device, columns),
         "pairing": None if evidence is None else _pairing_entry(evidence, faults),
         "salvaged": bool(notes),
-        "notes": [*notes, *_plain_notes(host, faults if evidence is None else [])],
+        "notes": [*notes, *_plain_notes(host, faults if evidence is None else []), *_clip_notes(columns)],
         "rows": {kind: n for kind in KINDS if (n := int(np.count_nonzero(columns.is_kind(kind))))},
         "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
@@ -158,9 +158,25 @@ def _entry(
         "repairs": {
             "rows_repaired": int(np.count_nonzero(columns.repaired)),
             "rows_clipped_to_parent": columns.num_clipped,
+            "rows_clipped_to_next_on_stream": columns.num_overlaps,
         },
     }
     return entry
+
+
+def _clip_notes(columns: Columns) -> list[str]:
+    """What was clipped. No damage: ranges that cross stand in whole traces too (asynchronous work, Python stacks)."""
+    notes = []
+    if columns.num_clipped:
+        notes.append(f"rows that reach past the end of the row around them, clipped to it: {columns.num_clipped}")
+    if columns.num_overlaps:
+        timed = columns.is_kind(*ACTIVITY_KINDS) & (columns.self_ns != MISSING)
+        notes.append(
+            "same-stream overlap: device activities that run past the next start on their stream, clipped there: "
+            f"{columns.num_overlaps} (device activities sum to {int(columns.self_ns[timed].sum())} ns, "
+            f"as recorded {int(columns.dur_ns[timed].sum())} ns)"
+        )
+    return notes
 
 
 def _plain_notes(host: HostTrace | None, faults: list[str]) -> list[str]:

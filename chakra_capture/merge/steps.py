@@ -52,11 +52,11 @@ def steps_table(
 def _device_time(columns: Columns, rows: Int64, known: Bool) -> tuple[Int64, Int64]:
     """Busy ns within each step and activities launched in it; ``MISSING`` without device events or an end."""
     activity = columns.is_kind(*ACTIVITY_KINDS)
-    timed = activity & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
+    timed = activity & (columns.self_ns != MISSING)
     if not timed.any():
         return missing(len(rows)), missing(len(rows))
     start = columns.ts_ns[timed]
-    union = intervals.union(start, start + columns.dur_ns[timed])
+    union = intervals.union(start, start + columns.self_ns[timed])
     low = np.where(known, columns.ts_ns[rows], 0)
     busy = intervals.covered(*union, low, low + np.where(known, columns.dur_ns[rows], 0))
     steps, counts = np.unique(columns.step[activity], return_counts=True)

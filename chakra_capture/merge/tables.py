@@ -9,6 +9,7 @@ from chakra_capture import annotations
 from chakra_capture.merge.collectives import host_collective, kernel_collective, stated_collective
 from chakra_capture.merge.link import HostLink, link_launches, match_keys
 from chakra_capture.merge.nest import innermost_at, nest
+from chakra_capture.merge.overlap import within_stream
 from chakra_capture.merge.rows import (
     ACTIVITY_KINDS,
     CPU_KINDS,
@@ -58,6 +59,7 @@ class Columns:
     step: Int64 = field(default_factory=lambda: missing(0))
     repaired: Bool = field(default_factory=lambda: np.zeros(0, dtype=bool))
     num_clipped: int = 0
+    num_overlaps: int = 0
 
     def is_kind(self, *kinds: str) -> Bool:
         return of_kind(self.kind, kinds)
@@ -71,6 +73,7 @@ def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: Hos
     columns = _in_order(_union(host, device, host_link), host_only=device is None)
     columns.track = tracks(columns.pid, columns.tid)
     _nest_cpu(columns, host_only=device is None)
+    _clip_streams(columns)
     columns.launch = link_launches(
         columns.ids["correlation_id"],
         columns.ts_ns,
@@ -304,6 +307,18 @@ def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
     columns.repaired[rows] |= nesting.clipped
     columns.num_clipped = int(np.count_nonzero(nesting.clipped))
     assert size == len(columns.parent)
+
+
+def _clip_streams(columns: Columns) -> None:
+    """Count of each device activity only the time up to the next start on its stream."""
+    rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS) & (columns.self_ns != MISSING))
+    lasted = columns.dur_ns[rows]
+    counted = within_stream(columns.ids["device"][rows], columns.ids["stream"][rows], columns.ts_ns[rows], lasted)
+    cut = rows[counted < lasted]
+    columns.self_ns[rows] = counted
+    columns.clipped_end_ns[cut] = columns.ts_ns[cut] + columns.self_ns[cut]
+    columns.repaired[cut] = True
+    columns.num_overlaps = len(cut)
 
 
 def _device_parents(columns: Columns) -> None:

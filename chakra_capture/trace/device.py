@@ -119,8 +119,10 @@ def _trace(path: Path, file: ReadFile) -> DeviceTrace:
     dur_ns = ints["dur_ns"]
     dur_ns[texts["phase_type"].mask(("i", "I"))] = 0
     negative = (dur_ns < 0) & (dur_ns != MISSING)
-    bad_times = int(np.count_nonzero((ts_ns == MISSING) | (dur_ns == MISSING)))
+    bad_times = (ts_ns == MISSING) | (dur_ns == MISSING)
     dur_ns[negative] = MISSING
+    for rows, fault in ((negative, "a negative duration"), (bad_times, "no start or duration")):
+        _note_times(file.salvage, np.flatnonzero(rows), texts["name"], fault)
     info = _distributed(file.head.get("distributedInfo"))
     return DeviceTrace(
         path=path,
@@ -138,7 +140,7 @@ def _trace(path: Path, file: ReadFile) -> DeviceTrace:
         wide=file.rows.wide,
         categories=file.counts,
         num_events=file.num_elements,
-        num_bad_times=bad_times,
+        num_bad_times=int(np.count_nonzero(bad_times)),
         num_negative_durations=int(np.count_nonzero(negative)),
         rank=info.rank if info.rank is not None and 0 <= info.rank <= LARGEST_RANK else None,
         world_size=info.world_size,
@@ -146,6 +148,12 @@ def _trace(path: Path, file: ReadFile) -> DeviceTrace:
         salvage=file.salvage,
         scanner=file.scanner,
     )
+
+
+def _note_times(salvage: Salvage, rows: Int64, name: Coded, fault: str) -> None:
+    if len(rows):
+        first = (name[int(rows[0])] or "")[:60]
+        salvage.note(f"event with {fault} kept without its time, first {first!r}", count=len(rows))
 
 
 def _distributed(raw: bytes | None) -> _DistributedInfo:

@@ -53,8 +53,10 @@ NODES = Table(
         Column("launch_id", _INT, "device activity: the runtime call with its correlation id, outermost if nested"),
         Column("ts_ns", _INT, "start, Unix epoch", "ns"),
         Column("dur_ns", _INT, "duration as read; null if missing or negative", "ns"),
-        Column("self_dur_ns", _INT, "duration less that of the children, after clipping; never negative", "ns"),
-        Column("repaired", pl.Boolean, "a time of this row was missing, negative or reached past its parent's end"),
+        Column("self_dur_ns", _INT, "duration less that of the children, after clipping (of a device activity: at the "
+               "next start on its stream); never negative", "ns"),
+        Column("repaired", pl.Boolean, "a time of this row was missing or negative, or reached past its parent's end "
+               "or the next start on its stream"),
         Column("pid", _INT, "process; for device rows the device as Kineto writes it"),
         Column("tid", _INT, "thread; for device rows the stream as Kineto writes it"),
         Column("device", _INT, "device of a device row"),

@@ -30,9 +30,9 @@ def test_parts_are_those_of_counting_instants(spans: list[tuple[str, int, int]])
 
     trace = TraceBuilder()
     sets: dict[str, set[int]] = {"kernel": set(), "nccl": set(), "memory": set()}
-    for what, ts, dur in spans:
+    for stream, (what, ts, dur) in enumerate(spans):
         name = "ncclDevKernel_AllReduce_x" if what == "nccl" else "k"
-        trace.kernel(name, ts, dur, cat="kernel" if what == "nccl" else what)
+        trace.kernel(name, ts, dur, stream=stream, cat="kernel" if what == "nccl" else what)
         sets[what if what in sets else "memory"] |= set(range(ts, ts + dur))
     with tempfile.TemporaryDirectory() as folder:
         (row,) = device_time(trace.merged(Path(folder), host=False)).to_dicts()

@@ -175,7 +175,7 @@ MENDED = [
     (r'{"ph": "X", "name": "C:\dir\", "ts": 1, "dur": 1}', "C:\\dir\\", ["backslash in a text taken literally"]),
     ('{"ph": "X", "name": "a\nb\x01", "ts": 1, "dur": 1}', "a\nb\x01", ["control character in a text kept"]),
     (r'{"ph": "X", "name": "\ud800x", "ts": 1, "dur": 1}', "�x", ["half a surrogate pair replaced"]),
-    ('{"ph": "X", "name": "x", "ts": 1, "dur": NaN}', "x", ["NaN or infinity kept as text"]),
+    ('{"ph": "X", "name": "x", "ts": 1, "dur": 1, "tdur": NaN}', "x", ["NaN or infinity kept as text"]),
     ('{"ph": "X", "name": "x", "ts": 1, "dur": 1, "args": {"a": -Infinity, "b": [nan, inf]}}', "x",
      ["NaN or infinity kept as text"]),
     ('{"ph": "X", "name": "x", "ts": 1, "dur": 1, "args": {"a": [1, 2,],},}', "x", ["surplus comma"]),

@@ -1,0 +1,96 @@
+"""Handed cases through the command line, each against the right values of its expect.json."""
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import polars as pl
+from commands import Outcome, refused, run
+from handed import CASES, require
+
+KERNELS = pl.col("kind") == "kernel"
+
+
+class Merged(NamedTuple):
+    """What the commands gave for one pair of files."""
+
+    done: Outcome
+    shown: Outcome
+    summary: dict[str, Any]
+    nodes: pl.DataFrame
+    steps: pl.DataFrame
+    window: dict[str, Any]
+
+
+def merge(out: Path, *, host: Path | None = None, device: Path | None = None) -> Merged:
+    files = [arg for key, path in (("--host", host), ("--device", device)) if path for arg in (key, path)]
+    done, shown = run("merge", *files, "-o", out), run("summary", out)
+    assert (done.code, done.err, shown.code, shown.err) == (0, "", 0, "")
+    (rank,) = (json.loads((out / "rank=0" / "link.json").read_text()),)
+    return Merged(
+        done,
+        shown,
+        json.loads(run("summary", out, "--json").out),
+        pl.read_parquet(out / "rank=0" / "nodes.parquet"),
+        pl.read_parquet(out / "rank=0" / "steps.parquet"),
+        rank["windows"][0],
+    )
+
+
+def case(name: str) -> tuple[Path, dict[str, Any]]:
+    folder = require(CASES / name)
+    return folder, json.loads((folder / "expect.json").read_text())
+
+
+def said(merged: Merged, text: str) -> bool:
+    """Both screens and link.json hold the text; the screen of the summary breaks lines."""
+    flat = " ".join(merged.shown.out.split())
+    return text in " ".join(merged.window["notes"]) and text in merged.done.out and text in flat
+
+
+def test_same_stream_overlap(tmp_path: Path) -> None:
+    folder, expected = case("014-duration-overflows-next-slice")
+    merged = merge(tmp_path, device=folder / "rank-0.json")
+    kernels = merged.nodes.filter(KERNELS)
+    assert kernels["dur_ns"].sum() / 1000 == expected["raw_kernel_sum_us"]
+    assert kernels["self_dur_ns"].sum() / 1000 == expected["clipped_kernel_sum_us"]
+    assert kernels["repaired"].sum() == expected["clipped_slices"]
+    assert sum(k["total_ns"] for k in merged.summary["kernels"]) / 1000 == expected["clipped_kernel_sum_us"]
+    assert merged.summary["ranks"][0]["device"]["busy_ns"] / 1000 == expected["gpu_busy_us_clipped"]
+    assert merged.steps["device_busy_ns"].to_list() == [1000 * expected["gpu_busy_us_clipped"]]
+    assert said(merged, expected["warning"])
+    assert said(merged, "sum to 420000 ns, as recorded 900000 ns")
+
+
+def test_negative_durations_are_repairs_and_said(tmp_path: Path) -> None:
+    folder, expected = case("013-negative-and-zero-dur")
+    merged = merge(tmp_path / "out", device=folder / "rank-0.json")
+    negative = expected["unfinished_cpu_ops"] + expected["dropped_negative_device"]
+    assert merged.window["device"]["num_negative_durations"] == negative
+    assert said(merged, "event with a negative duration kept without its time, first 'aten::linear' (2 times)")
+    assert merged.window["salvaged"] is merged.summary["ranks"][0]["salvaged"] is True
+    assert merged.done.out.splitlines()[0].endswith("salvaged")
+    assert "Salvaged   rank 0: cut or repaired input, see the notes below" in merged.shown.out
+    assert merged.nodes.filter(pl.col("dur_ns") == 0)["name"].to_list() == expected["zero_dur_kept"]
+    assert merged.summary["ranks"][0]["device"]["busy_ns"] / 1000 == expected["gpu_busy_us"]
+    strict = run("merge", "--device", folder / "rank-0.json", "-o", tmp_path / "strict", "--strict")
+    refused(strict, "a negative duration")
+
+
+def test_crossing_rows_are_said_and_no_damage(tmp_path: Path) -> None:
+    folder, expected = case("028-partially-overlapping-cpu-ops")
+    merged = merge(tmp_path, device=folder / "rank-0.json")
+    own = dict(merged.nodes.select("name", "self_dur_ns").iter_rows())
+    assert {name: own[name] / 1000 for name in expected["self_us"]} == expected["self_us"]
+    count = expected["crossing_pairs"]
+    assert said(merged, f"rows that reach past the end of the row around them, clipped to it: {count}")
+    # Ranges cross in whole traces of torch.profiler too: asynchronous collectives, Python stacks.
+    assert merged.window["salvaged"] is False
+
+
+def test_event_without_a_duration_is_a_repair_and_said(tmp_path: Path) -> None:
+    folder, expected = case("011-events-without-args")
+    merged = merge(tmp_path, device=folder / "rank-0.json")
+    assert merged.window["device"]["num_bad_times"] == expected["skipped_without_dur"]
+    assert said(merged, "event with no start or duration kept without its time, first 'no_dur'")
+    assert merged.window["salvaged"] is True
