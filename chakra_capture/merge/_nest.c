@@ -5,21 +5,21 @@
 
 /* Rows are sorted by (track, start, -duration). ends is clipped to the parent's end in place. inside[i] sums the
  * clipped durations of the children of i. Returns 0, or -1 when memory for the stack is short. */
-int cc_nest(int64_t size, const int64_t *track, const int64_t *starts, int64_t *ends, const uint8_t *opened,
-            int64_t *parent, int64_t *inside, uint8_t *clipped)
+int cc_nest(int64_t size, const int32_t *track, const int64_t *starts, int64_t *ends, const uint8_t *opened,
+            int32_t *parent, int64_t *inside, uint8_t *clipped)
 {
-    int64_t *stack = malloc((size_t)(size > 0 ? size : 1) * 2 * sizeof *stack);
-    int64_t *owner = stack + size; /* of an open row: the row whose self time its children are taken from */
+    int32_t *stack = malloc((size_t)(size > 0 ? size : 1) * 2 * sizeof *stack);
+    int32_t *owner = stack + size; /* of an open row: the row whose self time its children are taken from */
     int64_t depth = 0;
 
     if (!stack)
         return -1;
-    for (int64_t row = 0; row < size; row++) {
+    for (int32_t row = 0; row < size; row++) {
         owner[row] = row;
         while (depth && (track[stack[depth - 1]] != track[row] || ends[stack[depth - 1]] <= starts[row]))
             depth--;
         if (depth) {
-            int64_t top = stack[depth - 1];
+            int32_t top = stack[depth - 1];
             parent[row] = top;
             if (opened[row]) {
                 ends[row] = ends[top];

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, tracks
+from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, group_numbers
 from chakra_capture.merge.tables import Columns
 from chakra_capture.merge.waits import find_waits
-from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Positions
 from chakra_capture.trace.schema import EDGE_KINDS, EDGES, SIDES
 
 _LARGEST_OFFSET_NS = 1_000_000_000
@@ -31,9 +31,9 @@ class Edges:
 @dataclass(frozen=True, slots=True)
 class _Part:
     kind: str
-    src: Int64
+    src: Int64 | Positions
     src_at: str
-    dst: Int64
+    dst: Int64 | Positions
     dst_at: str
 
 
@@ -88,7 +88,7 @@ def _launches(columns: Columns, start: Int64) -> _Part:
     call_track = columns.track[call]
     stream = _streams(columns, rows)
     order = np.lexsort((rows, start[rows], stream, call_track))  # on a stream as stream_order has it
-    rows, call, group = rows[order], call[order], tracks(call_track[order], stream[order])
+    rows, call, group = rows[order], call[order], group_numbers(call_track[order], stream[order])
     begun = columns.ts_ns[call]
     # Within (thread, stream), an edge is implied if an activity before it was launched no earlier.
     latest = _running_max(begun, group)
@@ -150,7 +150,7 @@ def _wait_edges(columns: Columns, kind: str, pairs: list[tuple[int, int]], src_t
     order = np.lexsort((-src_time[src], dst_time[dst], track[dst], track[src]))
     src, dst = src[order], dst[order]
     if len(src):
-        keep = src_time[src] > _running_max(src_time[src], tracks(track[src], track[dst]))
+        keep = src_time[src] > _running_max(src_time[src], group_numbers(track[src], track[dst]))
         src, dst = src[keep], dst[keep]
     # The backward ones stay in the list, so that they are counted where all edges are checked.
     dst_at = "end" if kind == "sync" else "start"
@@ -158,7 +158,7 @@ def _wait_edges(columns: Columns, kind: str, pairs: list[tuple[int, int]], src_t
 
 
 def _streams(columns: Columns, rows: Int64) -> Int64:
-    return tracks(columns.ids["device"][rows], columns.ids["stream"][rows])
+    return group_numbers(columns.integers("device", rows), columns.integers("stream", rows))
 
 
 def _frame(part: _Part, keep: Bool) -> pl.DataFrame:

@@ -6,9 +6,12 @@ import numpy as np
 
 from chakra_capture.merge.pairing import Evidence
 from chakra_capture.merge.rows import distinct_pairs
-from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Positions, pick
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
+
+# Ids that are counted up are looked up in a table, which may be so many times as large as they are many.
+_DENSE = 8
 
 
 def match_keys(left: Int64, right: Int64) -> Int64:
@@ -16,14 +19,34 @@ def match_keys(left: Int64, right: Int64) -> Int64:
 
     ``MISSING`` matches nothing.
     """
-    order = np.argsort(right, kind="stable")
-    keys = right[order]
-    at = np.searchsorted(keys, left, side="left")
-    at_safe = np.minimum(at, max(len(keys) - 1, 0))
-    if not len(keys):
+    known = np.flatnonzero(right != MISSING)
+    if not len(known) or not len(left):
         return np.full(len(left), -1, dtype=np.int64)
-    hit = (keys[at_safe] == left) & (at < len(keys)) & (left != MISSING)
-    return np.where(hit, order[at_safe], -1)
+    keys = right[known]
+    low, high = int(keys.min()), int(keys.max())
+    if high - low <= _DENSE * (len(left) + len(keys)):
+        first = np.full(high - low + 1, len(right), dtype=np.int64)
+        np.minimum.at(first, keys - low, known)
+        inside = (left >= low) & (left <= high)
+        row = first[np.where(inside, left, low) - low]
+        return np.where(inside & (row < len(right)), row, -1)
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    at = np.minimum(np.searchsorted(ordered, left, side="left"), len(keys) - 1)
+    return np.where(ordered[at] == left, known[order[at]], -1)
+
+
+def num_distinct(keys: Int64) -> int:
+    """How many different keys there are, ``MISSING`` aside."""
+    keys = keys[keys != MISSING]
+    if not len(keys):
+        return 0
+    low, high = int(keys.min()), int(keys.max())
+    if high - low > _DENSE * len(keys):
+        return len(np.unique(keys))
+    seen = np.zeros(high - low + 1, dtype=bool)
+    seen[keys - low] = True
+    return int(np.count_nonzero(seen))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,53 +75,65 @@ def link_host_ops(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
     host_ids = host.attrs["rf_id"]
     rows = np.flatnonzero(is_cpu_op)
     device_ids = device.ids["record_function_id"][rows]
+    num_known = int(np.count_nonzero(device_ids != MISSING))
+    num_duplicates = num_known - num_distinct(device_ids)
     hit = match_keys(host_ids, device_ids)
-    found = hit >= 0
-    known = device_ids[device_ids != MISSING]
-    num_duplicates = len(known) - len(np.unique(known))
-    row = _same_id_and_name(host, device, rows, num_duplicates)
-    equal = row >= 0
-    both_sequence = equal & (host.attrs["seq_id"] != MISSING) & (device.ids["sequence_number"][row] != MISSING)
-    same_sequence = both_sequence & (host.attrs["seq_id"] == device.ids["sequence_number"][row])
-    cpu_pids = device.pid[rows]
+    row = _with_equal_name(host, device, rows, hit, num_duplicates)
+    linked = np.flatnonzero(row >= 0)
+    host_sequence = host.attrs["seq_id"][linked]
+    device_sequence = device.ids["sequence_number"][row[linked]]
+    both_sequence = (host_sequence != MISSING) & (device_sequence != MISSING)
     evidence = Evidence(
         host_pid=host.pid,
-        device_pids=tuple(int(p) for p in np.unique(cpu_pids[cpu_pids != MISSING])),
+        device_pids=_distinct_pids(device.pid[rows]),
         device_rank=device.rank,
         expected_rank=None,
         num_host_ids=int(np.count_nonzero(host_ids != MISSING)),
-        num_device_ids=len(known),
-        num_ids_common=int(np.count_nonzero(found)),
-        num_names_equal=int(np.count_nonzero(equal)),
+        num_device_ids=num_known,
+        num_ids_common=int(np.count_nonzero(hit >= 0)),
+        num_names_equal=len(linked),
         num_sequence_common=int(np.count_nonzero(both_sequence)),
-        num_sequence_equal=int(np.count_nonzero(same_sequence)),
+        num_sequence_equal=int(np.count_nonzero(both_sequence & (host_sequence == device_sequence))),
     )
-    once = _each_row_once(row)
+    once = _each_row_once(row, device.num_rows)
     link = HostLink(
         device_row=once,
-        num_name_mismatch=int(np.count_nonzero(found & ~equal)),
+        num_name_mismatch=int(np.count_nonzero((hit >= 0) & (row < 0))),
         num_duplicate_ids=num_duplicates,
-        num_host_duplicates=int(np.count_nonzero(equal & (once < 0))),
+        num_host_duplicates=int(np.count_nonzero((row >= 0) & (once < 0))),
     )
     return link, evidence
 
 
-def _same_id_and_name(host: HostTrace, device: DeviceTrace, rows: Int64, num_duplicates: int) -> Int64:
-    """Device row of each host node with its record-function id and its name, -1 for none; the first of several."""
+def _distinct_pids(pid: Int64) -> tuple[int, ...]:
+    """Every pid once, ascending; threads of one process mostly stand one after the other."""
+    pid = pid[pid != MISSING]
+    runs = pid[np.append(True, pid[1:] != pid[:-1])] if len(pid) else pid
+    return tuple(np.unique(runs).tolist())
+
+
+def _with_equal_name(host: HostTrace, device: DeviceTrace, rows: Int64, hit: Int64, num_duplicates: int) -> Int64:
+    """Device row of each host node with its record-function id and its name, -1 for none; the first of several.
+
+    Args:
+        rows: CPU ops of the device trace.
+        hit: position in ``rows`` of the first row with the id of each node, -1 for none.
+        num_duplicates: rows that repeat an id; without any, ``hit`` is the only candidate.
+    """
+    if not len(rows):
+        return hit
     code_of = {_as_kineto_writes(name): code for code, name in enumerate(device.name.values)}
     names = [code_of.get(_as_kineto_writes(name), -1) for name in host.name.values]
     host_code = np.array(names, dtype=np.int64)[host.name.codes]
-    device_ids = device.ids["record_function_id"][rows]
-    hit = match_keys(host.attrs["rf_id"], device_ids)
-    if len(rows) and not num_duplicates:
-        row = np.where(hit >= 0, rows[np.maximum(hit, 0)], -1)
+    if not num_duplicates:
+        row = rows[hit]
         return np.where((hit >= 0) & (device.name.codes[row] == host_code), row, -1)
     ids, number = np.unique(device.ids["record_function_id"][rows], return_inverse=True)
     at = match_keys(host.attrs["rf_id"], ids)
     width = len(code_of) + 1
     left = np.where((at >= 0) & (host_code >= 0), at * width + host_code, MISSING)
     hit = match_keys(left, number.reshape(-1).astype(np.int64) * width + device.name.codes[rows])
-    return np.where(hit >= 0, rows[np.maximum(hit, 0)], -1) if len(rows) else hit
+    return np.where(hit >= 0, rows[hit], -1)
 
 
 def _as_kineto_writes(name: str) -> str:
@@ -108,11 +143,14 @@ def _as_kineto_writes(name: str) -> str:
     return "".join(c for c in name.replace("\\", "/") if c >= " " and c != "\x7f")
 
 
-def _each_row_once(row: Int64) -> Int64:
+def _each_row_once(row: Int64, num_rows: int) -> Int64:
     """Keep the first node that claims a device row; the others are linked to none."""
-    _, first = np.unique(row, return_index=True)
+    nodes = np.flatnonzero(row >= 0)
+    first = np.full(num_rows, len(row), dtype=np.int64)
+    np.minimum.at(first, row[nodes], nodes)
     once = np.full(len(row), -1, dtype=np.int64)
-    once[first] = row[first]
+    claimed = np.flatnonzero(first < len(row))
+    once[first[claimed]] = claimed
     return once
 
 
@@ -128,19 +166,20 @@ def ambiguous_correlations(correlation: Int64, pid: Int64, is_runtime: Bool) -> 
 
 def link_launches(
     correlation: Int64, ts_ns: Int64, dur_ns: Int64, *, pid: Int64, is_runtime: Bool, is_activity: Bool
-) -> Int64:
+) -> Positions:
     """Row of the launch of each device activity, -1 for none and for every other row.
 
     A runtime call and the driver call nested in it share one correlation id: the outermost, which
     starts first and lasts longest, is the launch.
     """
-    launch = np.full(len(correlation), -1, dtype=np.int64)
+    launch = np.full(len(correlation), -1, dtype=np.int32)
+    calls = np.flatnonzero(is_runtime & (correlation != MISSING))
     ambiguous = ambiguous_correlations(correlation, pid, is_runtime)
-    calls = np.flatnonzero(is_runtime & (correlation != MISSING) & ~np.isin(correlation, ambiguous))
-    # A call whose time was lost is the launch only if there is no other.
-    calls = calls[np.lexsort((-dur_ns[calls], ts_ns[calls], ts_ns[calls] == MISSING))]
+    if len(ambiguous):
+        calls = calls[~np.isin(correlation[calls], ambiguous)]
+    if num_distinct(correlation[calls]) < len(calls):
+        # A call whose time was lost is the launch only if there is no other.
+        calls = calls[np.lexsort((-dur_ns[calls], ts_ns[calls], ts_ns[calls] == MISSING))]
     activities = np.flatnonzero(is_activity)
-    hit = match_keys(correlation[activities], correlation[calls])
-    if len(calls):
-        launch[activities] = np.where(hit >= 0, calls[np.maximum(hit, 0)], -1)
+    launch[activities] = pick(calls, match_keys(correlation[activities], correlation[calls]), -1)
     return launch

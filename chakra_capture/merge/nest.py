@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Ints, Positions
 from chakra_capture.trace.compiled import load
 
 
@@ -21,13 +21,13 @@ class Nesting:
         clipped: the row reached past its parent's end.
     """
 
-    parent: Int64
+    parent: Positions
     end_ns: Int64
     self_ns: Int64
     clipped: Bool
 
 
-def nest(track: Int64, ts_ns: Int64, dur_ns: Int64, *, compiled: bool = True) -> Nesting:
+def nest(track: Ints, ts_ns: Int64, dur_ns: Int64, *, compiled: bool = True) -> Nesting:
     """Find parents by containment of half-open intervals.
 
     Args:
@@ -42,11 +42,11 @@ def nest(track: Int64, ts_ns: Int64, dur_ns: Int64, *, compiled: bool = True) ->
     size = len(ts_ns)
     is_open = dur_ns == MISSING
     state = _State(
-        track=np.ascontiguousarray(track),
+        track=np.ascontiguousarray(track, dtype=np.int32),
         starts=np.ascontiguousarray(ts_ns),
         ends=np.where(is_open, ts_ns, ts_ns + np.where(is_open, 0, dur_ns)),
         is_open=is_open,
-        parent=np.full(size, -1, dtype=np.int64),
+        parent=np.full(size, -1, dtype=np.int32),
         inside=np.zeros(size, dtype=np.int64),
         clipped=np.zeros(size, dtype=bool),
     )
@@ -61,11 +61,11 @@ def nest(track: Int64, ts_ns: Int64, dur_ns: Int64, *, compiled: bool = True) ->
 class _State:
     """Arrays that the loop reads, and those that it fills: ends, parent, inside, clipped."""
 
-    track: Int64
+    track: Positions
     starts: Int64
     ends: Int64
     is_open: Bool
-    parent: Int64
+    parent: Positions
     inside: Int64
     clipped: Bool
 

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,25 +14,29 @@ from polars.io.plugins import register_io_source
 
 from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
+from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
 from chakra_capture.merge.tables import Columns, collectives
-from chakra_capture.trace.columns import MISSING, Coded, Int64
+from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, Texts, missing, pick, texts
 from chakra_capture.trace.schema import KINDS, NODES
 
 _BLOCK_ROWS = 1 << 14
 
 
+_KINDS = pl.Series(KINDS, dtype=pl.Enum(KINDS))
+_NULL = pl.when(pl.all() != MISSING).then(pl.all())
+
+
 class _Text:
     """A text column whose dictionary is handed to polars once."""
 
-    def __init__(self, column: Coded, form: str = "{}") -> None:
-        self._codes = column.codes
-        values = column.values if form == "{}" else [form.format(value) for value in column.values]
-        self._dictionary = pl.Series(list(values), dtype=pl.String)
+    def __init__(self, values: Sequence[str]) -> None:
+        self._dictionary = pl.Series([*values, None], dtype=pl.String)
 
-    def rows(self, part: slice) -> pl.Series:
-        codes = pl.Series(self._codes[part])
-        at = pl.select(pl.when(codes >= 0).then(codes).cast(pl.UInt32)).to_series()
-        return self._dictionary.gather(at)
+    def rows(self, codes: Positions) -> pl.Series:
+        last = len(self._dictionary) - 1
+        if not last or (codes < 0).all():
+            return pl.repeat(None, len(codes), dtype=pl.String, eager=True)
+        return self._dictionary.gather(np.where(codes >= 0, codes, last))
 
 
 class _Nodes:
@@ -40,18 +44,13 @@ class _Nodes:
 
     def __init__(self, columns: Columns, window: int, first: int) -> None:
         self._columns, self._window, self._first = columns, window, first
+        self._collective = collectives(columns)
         self._texts = {
-            "kind": _Text(Coded(columns.kind.astype(np.int32), KINDS)),
-            "name": _Text(columns.name),
-            "collective": _Text(collectives(columns)),
-            "input_shapes": _Text(columns.input_shapes),
-            "input_types": _Text(columns.input_types),
+            "name": _Text(columns.name.values),
+            "collective": _Text(self._collective.values),
+            **{key: _Text(_both_dictionaries(columns, key)) for key in _IO_TEXTS},
         }
-        inner = Coded(columns.residue.codes, [value[1:-1] for value in columns.residue.values])
-        self._head = _Text(columns.category, '{{"cat":{}')
-        self._residue = _Text(inner, ",{}")
-        begin = columns.host_rest[:1]
-        self._host = [*(_Text(part, '"host":{}') for part in begin), *map(_Text, columns.host_rest[1:])]
+        self._args = _Args(columns)
 
     def blocks(self) -> Iterator[pl.DataFrame]:
         size = len(self._columns)
@@ -59,52 +58,113 @@ class _Nodes:
             yield self._block(slice(start, min(start + _BLOCK_ROWS, size)))
 
     def _block(self, part: slice) -> pl.DataFrame:
-        columns, size = self._columns, part.stop - part.start
-
-        def rows(values: Int64) -> pl.Series:
-            return _ints(np.where(values[part] >= 0, values[part] + self._first, MISSING))
-
-        data: dict[str, Any] = {
-            "node_id": pl.Series(np.arange(self._first + part.start, self._first + part.stop)),
-            "window": pl.repeat(self._window, size, dtype=pl.Int32, eager=True),
-            "parent_id": rows(columns.parent),
-            "launch_id": rows(columns.launch),
-            "ts_ns": _ints(columns.ts_ns[part]),
-            "dur_ns": _ints(columns.dur_ns[part]),
-            "self_dur_ns": _ints(columns.self_ns[part]),
-            "repaired": pl.Series(columns.repaired[part]),
-            "pid": _ints(columns.pid[part]),
-            "tid": _ints(columns.tid[part]),
-            "host_id": _ints(columns.host_id[part]),
-            "step": _ints(columns.step[part]),
-            "args": self._args(part),
-            **{key: _ints(values[part]) for key, values in columns.ids.items()},
-            **{key: text.rows(part) for key, text in self._texts.items()},
-        }
+        columns = self._columns
+        data: dict[str, pl.Series] = dict(
+            zip(_INTEGERS, pl.DataFrame(self._integers(part)).select(_NULL).iter_columns(), strict=True)
+        )
+        codes = {"name": columns.name.codes[part], "collective": self._collective.codes[part]}
+        codes |= {key: _both_codes(columns, key, part) for key in _IO_TEXTS}
+        data |= {key: text.rows(codes[key]) for key, text in self._texts.items()}
+        data["kind"] = _KINDS.gather(columns.kind[part])
+        data["repaired"] = pl.Series(columns.repaired[part])
+        data["args"] = self._args.rows(part)
+        size = part.stop - part.start
         for column in NODES.columns:
             if column.name not in data:
                 data[column.name] = pl.repeat(None, size, dtype=column.dtype, eager=True)
         return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
 
-    def _args(self, part: slice) -> pl.Series:
-        """One JSON text per row: category, args of the device trace, and under "host" what only the host trace has.
+    def _integers(self, part: slice) -> dict[str, Ints]:
+        """Integer columns, ``MISSING`` for null."""
+        columns, size = self._columns, part.stop - part.start
+        made = {
+            "node_id": np.arange(self._first + part.start, self._first + part.stop),
+            "window": np.full(size, self._window),
+            "parent_id": self._node_ids(columns.parent[part]),
+            "launch_id": self._node_ids(columns.launch[part]),
+            "ts_ns": columns.ts_ns[part],
+            "dur_ns": columns.dur_ns[part],
+            "self_dur_ns": columns.self_ns[part],
+            "step": columns.step[part],
+        }
+        return {key: made[key] if key in made else columns.integers(key, part) for key in _INTEGERS}
 
-        The text is put together from pieces that are null where a row has none of the kind.
-        """
-        columns = self._columns
-        pieces = [self._head.rows(part).fill_null("{"), self._residue.rows(part)]
-        for key, values in columns.wide.items():
-            pieces.append(pl.select(pl.concat_str(pl.lit(f',"{key}":'), _ints(values[part]))).to_series())
+    def _node_ids(self, rows: Positions) -> Int64:
+        return np.where(rows >= 0, rows + np.int64(self._first), MISSING)
+
+
+_INTEGERS = (
+    "node_id", "window", "parent_id", "launch_id", "ts_ns", "dur_ns", "self_dur_ns", "pid", "tid", "device", "stream",
+    "host_id", "record_function_id", "external_id", "correlation_id", "sequence_number", "step",
+)  # fmt: skip
+_IO_TEXTS = ("input_shapes", "input_types")
+
+
+def _both_dictionaries(columns: Columns, key: str) -> list[str]:
+    """Texts of the device trace, then those of the host trace."""
+    traces = [trace for trace in (columns.device, columns.host) if trace is not None]
+    return [text for trace in traces for text in getattr(trace, key).values]
+
+
+def _both_codes(columns: Columns, key: str, part: slice) -> Positions:
+    """Codes in both dictionaries: what the host trace says where it has the op, else the device trace."""
+    device, host = (None if t is None else getattr(t, key) for t in (columns.device, columns.host))
+    codes = np.full(part.stop - part.start, -1, dtype=np.int32)
+    if device is not None:
+        codes = pick(device.codes, columns.device_row[part], -1)
+    if host is not None:
+        of_host = pick(host.codes, columns.host_node[part], -1)
+        shift = 0 if device is None else len(device.values)
+        codes = np.where(columns.host_node[part] >= 0, np.where(of_host >= 0, of_host + np.int32(shift), -1), codes)
+    return codes.astype(np.int32, copy=False)
+
+
+class _Args:
+    """The column args: category and args of the device trace, and under "host" what only the host trace has."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        device, host = columns.device, columns.host
+        self._head, self._residue, self._wide = Texts.of(["{"]), None, {}
+        if device is not None:
+            categories = [str(msgspec.json.encode(value), "utf-8", "replace") for value in device.category.values]
+            self._head = Texts.of([*(f'{{"cat":{text}' for text in [*categories, "null"]), "{"])
+            self._residue = Texts.of(f",{text[1:-1]}" for text in device.residue.values)
+            self._wide = {Texts.of([f',"{key}":']): _spread(c, device.num_rows) for key, c in device.wide.items()}
+        self._host: list[Coded] = []
+        if host is not None:
+            begin, middle, end = host.frames
+            begin = Coded(begin.codes, [f'"host":{text}' for text in begin.values])
+            parts = (begin, host.input_values, middle, host.output_values, end)
+            self._host = [Coded(part.codes, texts(part.values)) for part in parts]
+        self._comma, self._end = Texts.of([","]), Texts.of(["}"])
+
+    def rows(self, part: slice) -> pl.Series:
+        """One JSON text per row."""
+        columns, size = self._columns, part.stop - part.start
+        row, node = columns.device_row[part], columns.host_node[part]
+        pieces: list[Piece] = []
+        last = np.full(size, len(self._head) - 1, dtype=np.int32)
+        if columns.device is None or self._residue is None:
+            pieces.append(TextPiece(last, self._head))
+        else:
+            category = pick(columns.device.category.codes, row, -1)
+            category = np.where(category >= 0, category, last - 1)
+            pieces.append(TextPiece(np.where(row >= 0, category, last), self._head))
+            pieces.append(TextPiece(pick(columns.device.residue.codes, row, -1), self._residue))
+            pieces += [NumberPiece(before, pick(values, row, MISSING)) for before, values in self._wide.items()]
         if self._host:
-            both = pl.Series((columns.category.codes[part] >= 0) & (columns.host_rest[0].codes[part] >= 0))
-            pieces.append(pl.select(pl.when(both).then(pl.lit(","))).to_series())
-            pieces += [text.rows(part) for text in self._host]
-        return pl.select(pl.concat_str(*pieces, pl.lit("}"), ignore_nulls=True)).to_series()
+            both = (row >= 0) & (node >= 0)
+            pieces.append(TextPiece(np.where(both, 0, -1), self._comma))
+            pieces += [TextPiece(pick(each.codes, node, -1), texts(each.values)) for each in self._host]
+        pieces.append(TextPiece(np.zeros(size, dtype=np.int32), self._end))
+        return join(pieces, size)
 
 
-def _ints(values: Int64) -> pl.Series:
-    known = pl.Series(values != MISSING)
-    return pl.select(pl.when(known).then(pl.Series(values))).to_series()
+def _spread(column: Sparse, size: int) -> Int64:
+    values = missing(size)
+    values[column.rows] = column.values
+    return values
 
 
 @dataclass(frozen=True, slots=True)

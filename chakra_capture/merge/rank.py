@@ -10,7 +10,7 @@ import polars as pl
 from chakra_capture import annotations
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.edges import Edges, find_edges
-from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
+from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops, match_keys
 from chakra_capture.merge.order import link_by_order
 from chakra_capture.merge.output import RankTables, write_rank
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
@@ -186,16 +186,15 @@ def _plain_notes(host: HostTrace | None, faults: list[str]) -> list[str]:
 
 
 def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dict[str, Any]:
-    roots = int(np.count_nonzero(host.is_process | host.is_thread))
+    is_root = host.is_process | host.is_thread
+    roots = int(np.count_nonzero(is_root))
     linked = 0 if link is None else int(np.count_nonzero(link.device_row >= 0))
-    known = set(host.node_id.tolist())
-    dangling = [p for p in host.parent.tolist() if p != MISSING and p not in known]
+    dangling = (match_keys(host.parent, host.node_id) < 0) & (host.parent != MISSING)
     only: dict[str, int] = {}
     if link is not None:
-        alone = np.flatnonzero((link.device_row < 0) & ~host.is_process & ~host.is_thread)
-        for node in alone.tolist():
-            name = host.name[node] or ""
-            only[name] = only.get(name, 0) + 1
+        codes, counts = np.unique(host.name.codes[(link.device_row < 0) & ~is_root], return_counts=True)
+        for code, count in zip(codes.tolist(), counts.tolist(), strict=True):
+            only[host.name.values[code] if code >= 0 else ""] = count
     return {
         "file": host.path.name,
         "scanner": str(host.scanner),
@@ -211,7 +210,7 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
         "num_name_mismatch": 0 if link is None else link.num_name_mismatch,
         "num_duplicate_node_ids": host.num_duplicate_ids,
         "num_duplicate_record_function_ids": 0 if link is None else link.num_host_duplicates,
-        "num_dangling_parents": len(dangling),
+        "num_dangling_parents": int(np.count_nonzero(dangling)),
         "num_cycles": len(host.cycles),
         "cycles": [_cycle(host, ids) for ids in host.cycles[:10]],
         "parents": _parent_agreement(columns),
@@ -221,22 +220,22 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
 
 def _cycle(host: HostTrace, ids: tuple[int, ...]) -> list[dict[str, Any]]:
     """The first nodes of a cycle, by id and name."""
-    at = {int(node): row for row, node in enumerate(host.node_id.tolist())}
-    return [{"id": node, "name": host.name[at[node]]} for node in ids[:10]]
+    rows = match_keys(np.array(ids[:10], dtype=np.int64), host.node_id)
+    return [{"id": node, "name": host.name[row]} for node, row in zip(ids[:10], rows.tolist(), strict=True)]
 
 
 def _parent_agreement(columns: Columns) -> dict[str, int]:
     """Compare the parent by containment with the one the host trace recorded, host rows only."""
-    is_host = columns.host_id != MISSING
+    is_host = columns.host_node >= 0
     rows = np.flatnonzero(is_host & (columns.ts_ns != MISSING))
     contained = columns.parent[rows]
     while True:
-        climbing = (contained >= 0) & ~is_host[np.maximum(contained, 0)]
-        if not climbing.any():
+        climbing = np.flatnonzero((contained >= 0) & ~is_host[contained])
+        if not len(climbing):
             break
-        contained = np.where(climbing, columns.parent[np.maximum(contained, 0)], contained)
-    recorded = columns.host_parent[rows]
-    at_root = columns.is_kind("thread", "process")[np.maximum(recorded, 0)]
+        contained[climbing] = columns.parent[contained[climbing]]
+    recorded = columns.host_parent()[rows]
+    at_root = columns.is_kind("thread", "process")[recorded]
     recorded = np.where((recorded >= 0) & at_root, -1, recorded)
     equal = int(np.count_nonzero(contained == recorded))
     return {"num_compared": len(rows), "num_equal": equal, "num_different": len(rows) - equal}
@@ -244,9 +243,11 @@ def _parent_agreement(columns: Columns) -> dict[str, int]:
 
 def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
     activity = columns.is_kind(*ACTIVITY_KINDS)
-    correlation = columns.ids["correlation_id"]
+    correlation = columns.integers("correlation_id")
     no_id = activity & (correlation == MISSING)
-    ambiguous = np.isin(correlation, ambiguous_correlations(correlation, columns.pid, columns.is_kind("runtime")))
+    ambiguous = np.isin(
+        correlation, ambiguous_correlations(correlation, columns.integers("pid"), columns.is_kind("runtime"))
+    )
     launched = activity & (columns.launch >= 0)
     return {
         "file": device.path.name,

@@ -1,8 +1,10 @@
 """The union of both files' rows as plain columns: what each row is, before anything is linked."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Ints, Positions
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import USER_SCOPE, HostTrace
 from chakra_capture.trace.schema import KINDS
@@ -34,7 +36,9 @@ DEVICE_KINDS = (*ACTIVITY_KINDS, "device_annotation", "sync")
 
 def of_kind(kind: "np.typing.NDArray[np.int8]", kinds: tuple[str, ...]) -> Bool:
     """Rows whose kind code is one of ``kinds``."""
-    return np.isin(kind, [CODE[k] for k in kinds])
+    wanted = np.zeros(len(KINDS), dtype=bool)
+    wanted[[CODE[k] for k in kinds]] = True
+    return wanted[kind]
 
 
 def device_kinds(device: DeviceTrace) -> "np.typing.NDArray[np.int8]":
@@ -63,19 +67,38 @@ def host_kinds(host: HostTrace) -> "np.typing.NDArray[np.int8]":
     return kind
 
 
-def distinct_pairs(first: Int64, second: Int64) -> tuple[Int64, Int64, Int64]:
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """The (pid, tid) of each row: ``number`` counts the pairs, ascending; ``pid`` and ``tid`` are those of a number."""
+
+    number: Positions
+    pid: Int64
+    tid: Int64
+
+    def take(self, rows: Int64) -> "Tracks":
+        return Tracks(self.number[rows], self.pid, self.tid)
+
+
+def find_tracks(pid: Int64, tid: Int64) -> Tracks:
+    """Number the (pid, tid) pairs."""
+    starts = np.flatnonzero(np.append(True, (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1]))) if len(pid) else pid[:0]
+    pids, tids, number = distinct_pairs(pid[starts], tid[starts])
+    return Tracks(np.repeat(number.astype(np.int32), np.diff(starts, append=len(pid))), pids, tids)
+
+
+def distinct_pairs(first: Ints, second: Ints) -> tuple[Int64, Int64, Int64]:
     """Distinct (first, second) pairs in order, and the number of each row's pair."""
     first_values, first_at = np.unique(first, return_inverse=True)
     second_values, second_at = np.unique(second, return_inverse=True)
-    packed = first_at.reshape(-1).astype(np.int64) * max(len(second_values), 1) + second_at.reshape(-1)
-    values, number = np.unique(packed, return_inverse=True)
     width = max(len(second_values), 1)
+    packed = first_at.reshape(-1).astype(np.int64) * width + second_at.reshape(-1)
+    values, number = np.unique(packed, return_inverse=True)
     return first_values[values // width], second_values[values % width], number.reshape(-1).astype(np.int64)
 
 
-def tracks(pid: Int64, tid: Int64) -> Int64:
-    """One number per (pid, tid), ascending in that order."""
-    return distinct_pairs(pid, tid)[2]
+def group_numbers(first: Ints, second: Ints) -> Int64:
+    """One number per (first, second), ascending in that order."""
+    return distinct_pairs(first, second)[2]
 
 
 def end_of(ts_ns: Int64, dur_ns: Int64) -> Int64:

@@ -28,7 +28,7 @@ def steps_table(
         "window": np.full(len(rows), window),
         "step": columns.step[rows],
         "node_id": rows + first_node_id,
-        "pid": columns.pid[rows],
+        "pid": columns.integers("pid", rows),
         "ts_ns": ts,
         "dur_ns": np.where(known, dur, MISSING),
         "device_busy_ns": busy,

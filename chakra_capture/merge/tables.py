@@ -1,5 +1,6 @@
-"""One window of one rank: host and device trace to linked columns in their final order."""
+"""One window of one rank: host and device trace to linked rows in their final order."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -12,48 +13,45 @@ from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.merge.overlap import within_stream
 from chakra_capture.merge.rows import (
     ACTIVITY_KINDS,
+    CODE,
     CPU_KINDS,
     DEVICE_KINDS,
+    Tracks,
     device_kinds,
     end_of,
+    find_tracks,
     host_kinds,
     of_kind,
-    tracks,
 )
-from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, Sparse, concat_coded, missing, nulls
+from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, Ints, Part, Positions, concat_coded, missing, pick
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
 
 _NESTS_OUTSIDE = ("python_function", "annotation", "host_op", "runtime")
+_ALL = slice(None)
+_LARGEST_KEY = 2**62
 
 
 @dataclass(slots=True)
 class Columns:
     """Linked rows of one window, sorted; row numbers are node ids within the window.
 
-    ``parent``, ``launch`` and ``host_parent`` are row numbers, -1 for none; ``track`` numbers the (pid, tid) pairs.
-    The column args is written from ``category`` (JSON, null for rows of the host trace alone), ``residue``, ``wide``
-    and ``host_rest`` (pieces of text, null for rows of the device trace alone).
+    Only what linking needs is here in that order. All else stays in the two traces and is fetched for the rows that
+    are wanted: ``device_row`` and ``host_node`` say where a row stands there, -1 for nowhere. ``parent`` and
+    ``launch`` are row numbers, -1 for none.
     """
 
+    host: HostTrace | None
+    device: DeviceTrace | None
+    device_row: Positions
+    host_node: Positions
     kind: "np.typing.NDArray[np.int8]"
     name: Coded
     ts_ns: Int64
     dur_ns: Int64
-    pid: Int64
-    tid: Int64
-    ids: dict[str, Int64]
-    host_id: Int64
-    input_shapes: Coded
-    input_types: Coded
-    category: Coded
-    residue: Coded
-    wide: dict[str, Int64]
-    host_rest: tuple[Coded, ...]
-    host_parent: Int64
-    parent: Int64 = field(default_factory=lambda: missing(0))
-    launch: Int64 = field(default_factory=lambda: missing(0))
-    track: Int64 = field(default_factory=lambda: missing(0))
+    tracks: Tracks
+    parent: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    launch: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     self_ns: Int64 = field(default_factory=lambda: missing(0))
     clipped_end_ns: Int64 = field(default_factory=lambda: missing(0))
     step: Int64 = field(default_factory=lambda: missing(0))
@@ -61,24 +59,84 @@ class Columns:
     num_clipped: int = 0
     num_overlaps: int = 0
 
+    def __len__(self) -> int:
+        return len(self.kind)
+
     def is_kind(self, *kinds: str) -> Bool:
         return of_kind(self.kind, kinds)
 
-    def __len__(self) -> int:
-        return len(self.kind)
+    @property
+    def track(self) -> Positions:
+        """Number of the (pid, tid) of each row."""
+        return self.tracks.number
+
+    def integers(self, column: str, part: Part = _ALL) -> Int64:
+        """An integer column of the table nodes that no link makes, for the given rows."""
+        if column == "pid":
+            return self.tracks.pid[self.track[part]]
+        if column == "tid":
+            return self.tracks.tid[self.track[part]]
+        if column == "host_id":
+            return self._of_host(None if self.host is None else self.host.node_id, part)
+        values = self._of_device(None if self.device is None else self.device.ids[column], part)
+        if column in _HOST_IDS:
+            of_host = self._of_host(None if self.host is None else self.host.attrs[_HOST_IDS[column]], part)
+            return np.where(values == MISSING, of_host, values)
+        if column in _DEVICE_TRACKS:
+            # Kineto gives device rows the device as pid and the stream as tid; the args say it too, mostly.
+            on_device = of_kind(self.kind[part], DEVICE_KINDS)
+            values = np.where(on_device & (values == MISSING), self.integers(_DEVICE_TRACKS[column], part), values)
+            # A record of a whole device ("Context Sync") has stream -1: none.
+            return np.where(values >= 0, values, MISSING)
+        return values
+
+    def wide(self, key: str, part: Part = _ALL) -> Int64:
+        """An integer arg of the device trace that has no column, for the given rows."""
+        column = None if self.device is None else self.device.wide.get(key)
+        if column is None or self.device is None or not len(column.rows):
+            return missing(len(self.device_row[part]))
+        rows = self.device_row[part]
+        at = np.minimum(np.searchsorted(column.rows, rows), len(column.rows) - 1)
+        return np.where(column.rows[at] == rows, column.values[at], MISSING)
+
+    def residue(self, row: int) -> str | None:
+        """JSON text of the args of one row that have no column."""
+        at = int(self.device_row[row])
+        return None if self.device is None or at < 0 else self.device.residue[at]
+
+    def host_parent(self) -> Positions:
+        """Row of the parent that the host trace recorded, -1 for none or one that was never written."""
+        if self.host is None:
+            return np.full(len(self), -1, dtype=np.int32)
+        row_of_node = np.full(self.host.num_nodes, -1, dtype=np.int32)
+        known = np.flatnonzero(self.host_node >= 0)
+        row_of_node[self.host_node[known]] = known
+        parents = match_keys(self.host.parent, self.host.node_id)
+        return pick(pick(row_of_node, parents, -1), self.host_node, -1)
+
+    def _of_device(self, values: Int64 | None, part: Part) -> Int64:
+        rows = self.device_row[part]
+        return missing(len(rows)) if values is None else pick(values, rows, MISSING)
+
+    def _of_host(self, values: Int64 | None, part: Part) -> Int64:
+        nodes = self.host_node[part]
+        return missing(len(nodes)) if values is None else pick(values, nodes, MISSING)
+
+
+_HOST_IDS = {"record_function_id": "rf_id", "sequence_number": "seq_id"}
+_DEVICE_TRACKS = {"device": "pid", "stream": "tid"}
 
 
 def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
     """Union of both files' rows with parents, launches, self times and steps."""
     columns = _in_order(_union(host, device, host_link), host_only=device is None)
-    columns.track = tracks(columns.pid, columns.tid)
     _nest_cpu(columns, host_only=device is None)
     _clip_streams(columns)
     columns.launch = link_launches(
-        columns.ids["correlation_id"],
+        columns.integers("correlation_id"),
         columns.ts_ns,
         columns.dur_ns,
-        pid=columns.pid,
+        pid=columns.integers("pid"),
         is_runtime=columns.is_kind("runtime"),
         is_activity=columns.is_kind(*ACTIVITY_KINDS),
     )
@@ -88,232 +146,145 @@ def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: Hos
 
 
 def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
-    if device is None:
-        assert host is not None
-        return _host_columns(host, np.arange(host.num_nodes), tid=host.attrs["tid"], parents=host_parents(host))
-    columns = _device_columns(device)
-    if host is None or host_link is None:
-        return columns
-    return _join(columns, host, host_link.device_row)
-
-
-def _device_columns(device: DeviceTrace) -> Columns:
-    kind = device_kinds(device)
-    size = device.num_rows
-    ids = dict(device.ids)
-    on_device = of_kind(kind, DEVICE_KINDS)
-    # Kineto gives device rows the device as pid and the stream as tid; the args say it too, mostly.
-    for key, fallback in (("device", device.pid), ("stream", device.tid)):
-        stated = np.where(ids[key] == MISSING, fallback, ids[key])
-        # A record of a whole device ("Context Sync") has stream -1: none.
-        ids[key] = np.where(on_device & (stated >= 0), stated, MISSING)
+    """The rows of the device trace, then the nodes of the host trace that it lacks."""
+    size = 0 if device is None else device.num_rows
+    device_row = np.arange(size, dtype=np.int32)
+    host_node = np.full(size, -1, dtype=np.int32)
+    if host is None:
+        assert device is not None
+        tracks = find_tracks(device.pid, device.tid)
+        kind, name = device_kinds(device), device.name
+        return Columns(host, device, device_row, host_node, kind, name, device.ts_ns, device.dur_ns, tracks)
+    link = np.full(host.num_nodes, -1, dtype=np.int64) if host_link is None else host_link.device_row
+    linked, alone = np.flatnonzero(link >= 0), np.flatnonzero(link < 0)
+    host_node[link[linked]] = linked
+    kind, name = host_kinds(host)[alone], Coded(host.name.codes[alone], host.name.values)
+    ts_ns = dur_ns = missing(len(alone))
+    pid, tid = np.full(len(alone), MISSING if host.pid is None else host.pid), host.attrs["tid"][alone]
+    if device is not None:
+        kind, name = np.concatenate([device_kinds(device), kind]), concat_coded(device.name, name)
+        ts_ns, dur_ns = np.concatenate([device.ts_ns, ts_ns]), np.concatenate([device.dur_ns, dur_ns])
+        pid = np.concatenate([device.pid, pid])
+        tid = np.concatenate([device.tid, _thread_ids(host, device, link)[alone]])
     return Columns(
+        host=host,
+        device=device,
+        device_row=np.concatenate([device_row, np.full(len(alone), -1, dtype=np.int32)]),
+        host_node=np.concatenate([host_node, alone.astype(np.int32)]),
         kind=kind,
-        name=device.name,
-        ts_ns=device.ts_ns,
-        dur_ns=device.dur_ns,
-        pid=device.pid,
-        tid=device.tid,
-        ids=ids,
-        host_id=missing(size),
-        input_shapes=device.input_shapes,
-        input_types=device.input_types,
-        category=_as_json(device.category),
-        residue=device.residue,
-        wide={key: _spread(column, size) for key, column in device.wide.items() if len(column.rows)},
-        host_rest=(),
-        host_parent=np.full(size, -1, dtype=np.int64),
+        name=name,
+        ts_ns=ts_ns,
+        dur_ns=dur_ns,
+        tracks=find_tracks(pid, tid),
     )
 
 
-def _host_columns(host: HostTrace, nodes: Int64, *, tid: Int64, parents: Int64) -> Columns:
-    """Columns of the given host nodes alone; ``parents`` has the row number of every node's parent."""
-    size = len(nodes)
-    ids = {key: missing(size) for key in ("external_id", "correlation_id", "device", "stream")}
-    ids["record_function_id"] = host.attrs["rf_id"][nodes]
-    ids["sequence_number"] = host.attrs["seq_id"][nodes]
-    return Columns(
-        kind=host_kinds(host)[nodes],
-        name=Coded(host.name.codes[nodes], host.name.values),
-        ts_ns=missing(size),
-        dur_ns=missing(size),
-        pid=np.full(size, MISSING if host.pid is None else host.pid, dtype=np.int64),
-        tid=tid[nodes],
-        ids=ids,
-        host_id=host.node_id[nodes],
-        input_shapes=Coded(host.input_shapes.codes[nodes], host.input_shapes.values),
-        input_types=Coded(host.input_types.codes[nodes], host.input_types.values),
-        category=nulls(size),
-        residue=nulls(size),
-        wide={},
-        host_rest=tuple(Coded(part.codes[nodes], part.values) for part in _host_rest(host)),
-        host_parent=parents[nodes],
-    )
-
-
-def host_parents(host: HostTrace) -> Int64:
-    """Position of each node's parent in the host trace, -1 for none or a parent that was never written."""
-    return match_keys(host.parent, host.node_id)
-
-
-def _join(columns: Columns, host: HostTrace, device_row: Int64) -> Columns:
-    """Give linked rows what the host trace knows of them; append the nodes the device trace lacks."""
-    linked = np.flatnonzero(device_row >= 0)
-    rows = device_row[linked]
-    alone = np.flatnonzero(device_row < 0)
-    row_of_node = device_row.copy()
-    row_of_node[alone] = len(columns) + np.arange(len(alone))
-    all_parents = host_parents(host)
-    columns.host_id[rows] = host.node_id[linked]
-    parents = np.where(all_parents >= 0, row_of_node[np.maximum(all_parents, 0)], -1)
-    columns.host_parent[rows] = parents[linked]
-    extra = _host_columns(host, alone, tid=_thread_ids(host, columns, device_row), parents=parents)
-    sequence = host.attrs["seq_id"][linked]
-    known = columns.ids["sequence_number"][rows] == MISSING
-    columns.ids["sequence_number"][rows] = np.where(known, sequence, columns.ids["sequence_number"][rows])
-    columns.input_shapes = _overlay(columns.input_shapes, rows, host.input_shapes, linked)
-    columns.input_types = _overlay(columns.input_types, rows, host.input_types, linked)
-    # One dictionary for both: they are the largest there are.
-    rest = _host_rest(host)
-    columns.host_rest = tuple(_placed(part, linked, rows, len(columns)) for part in rest)
-    extra.host_rest = tuple(Coded(part.codes[alone], part.values) for part in rest)
-    return _append(columns, extra)
-
-
-def _thread_ids(host: HostTrace, columns: Columns, device_row: Int64) -> Int64:
+def _thread_ids(host: HostTrace, device: DeviceTrace, device_row: Int64) -> Int64:
     """Thread of each node as Kineto numbers it, learnt from the linked nodes of the same observer thread."""
     linked = np.flatnonzero(device_row >= 0)
     observer_tid, kineto_tid = host.attrs["tid"], missing(host.num_nodes)
     for number in np.unique(observer_tid):
-        seen = columns.tid[device_row[linked[observer_tid[linked] == number]]]
+        seen = device.tid[device_row[linked[observer_tid[linked] == number]]]
         if len(seen):
             values, counts = np.unique(seen, return_counts=True)
             kineto_tid[observer_tid == number] = values[np.argmax(counts)]
     return kineto_tid
 
 
-def _overlay(column: Coded, rows: Int64, source: Coded, at: Int64) -> Coded:
-    """Replace ``column[rows]`` by ``source[at]``."""
-    both = concat_coded(column, Coded(source.codes[at], source.values))
-    codes = both.codes[: len(column)].copy()
-    codes[rows] = both.codes[len(column) :]
-    return Coded(codes, both.values)
-
-
-def _host_rest(host: HostTrace) -> tuple[Coded, ...]:
-    """The pieces of the text of what only the host trace has, in their order."""
-    begin, middle, end = host.frames
-    return begin, host.input_values, middle, host.output_values, end
-
-
-def _placed(part: Coded, nodes: Int64, rows: Int64, size: int) -> Coded:
-    """A column of ``size`` rows that has ``part[nodes]`` at ``rows``."""
-    codes = np.full(size, -1, dtype=np.int32)
-    codes[rows] = part.codes[nodes]
-    return Coded(codes, part.values)
-
-
-def _spread(column: Sparse, size: int) -> Int64:
-    values = missing(size)
-    values[column.rows] = column.values
-    return values
-
-
-def _as_json(category: Coded) -> Coded:
-    """Categories as JSON text; a device row without one has ``null``."""
-    texts = [msgspec.json.encode(value).decode("utf-8", "replace") for value in category.values]
-    return Coded(np.where(category.codes >= 0, category.codes, np.int32(len(texts))).astype(np.int32), [*texts, "null"])
-
-
-def _append(first: Columns, second: Columns) -> Columns:
-    def both(a: Int64, b: Int64) -> Int64:
-        return np.concatenate([a, b])
-
-    return Columns(
-        kind=np.concatenate([first.kind, second.kind]),
-        name=concat_coded(first.name, second.name),
-        ts_ns=both(first.ts_ns, second.ts_ns),
-        dur_ns=both(first.dur_ns, second.dur_ns),
-        pid=both(first.pid, second.pid),
-        tid=both(first.tid, second.tid),
-        ids={key: both(first.ids[key], second.ids[key]) for key in first.ids},
-        host_id=both(first.host_id, second.host_id),
-        input_shapes=concat_coded(first.input_shapes, second.input_shapes),
-        input_types=concat_coded(first.input_types, second.input_types),
-        category=concat_coded(first.category, second.category),
-        residue=concat_coded(first.residue, second.residue),
-        wide={key: both(values, missing(len(second))) for key, values in first.wide.items()},
-        host_rest=tuple(concat_coded(a, b) for a, b in zip(first.host_rest, second.host_rest, strict=True)),
-        host_parent=both(first.host_parent, second.host_parent),
-    )
-
-
 def _in_order(columns: Columns, *, host_only: bool) -> Columns:
     """Sort by (pid, tid, ts, -dur), the enclosing kind first on a tie, then in order of opening."""
-    opened = columns.ids["record_function_id"].copy()
-    opened[opened == MISSING] = columns.ids["external_id"][opened == MISSING]
-    if host_only:
-        opened = columns.host_id
-    depth = np.full(len(columns), len(_NESTS_OUTSIDE), dtype=np.int64)
-    for level, kind in enumerate(_NESTS_OUTSIDE):
-        depth[columns.is_kind(kind)] = max(level, 1) if kind == "annotation" else level
-    depth[columns.is_kind("host_op")] = 1
-    last = np.where(columns.dur_ns == MISSING, np.iinfo(np.int64).min, -columns.dur_ns)
-    order = np.lexsort((opened, depth, last, columns.ts_ns, columns.tid, columns.pid))
-    new_row = np.empty(len(order), dtype=np.int64)
-    new_row[order] = np.arange(len(order))
-    parent = columns.host_parent[order]
-
-    def take(coded: Coded) -> Coded:
-        return Coded(coded.codes[order], coded.values)
-
+    order = _order(columns, host_only=host_only)
     return Columns(
+        host=columns.host,
+        device=columns.device,
+        device_row=columns.device_row[order],
+        host_node=columns.host_node[order],
         kind=columns.kind[order],
-        name=take(columns.name),
+        name=Coded(columns.name.codes[order], columns.name.values),
         ts_ns=columns.ts_ns[order],
         dur_ns=columns.dur_ns[order],
-        pid=columns.pid[order],
-        tid=columns.tid[order],
-        ids={key: values[order] for key, values in columns.ids.items()},
-        host_id=columns.host_id[order],
-        input_shapes=take(columns.input_shapes),
-        input_types=take(columns.input_types),
-        category=take(columns.category),
-        residue=take(columns.residue),
-        wide={key: values[order] for key, values in columns.wide.items()},
-        host_rest=tuple(take(part) for part in columns.host_rest),
-        host_parent=np.where(parent >= 0, new_row[np.maximum(parent, 0)], -1),
+        tracks=columns.tracks.take(order),
     )
+
+
+def _order(columns: Columns, *, host_only: bool) -> Int64:
+    key = _track_and_time(columns)
+    if key is None:
+        return np.lexsort((*_tie_keys(columns, _ALL, host_only=host_only), columns.ts_ns, columns.track))
+    order = np.argsort(key, kind="stable")
+    equal = key[order[1:]] == key[order[:-1]]
+    # Rows with one thread and start are few; only they are compared by more.
+    tied = np.flatnonzero(np.append(equal, False) | np.append(False, equal)) if len(order) else order
+    rows = order[tied]
+    order[tied] = rows[np.lexsort((*_tie_keys(columns, rows, host_only=host_only), key[rows]))]
+    return order
+
+
+def _track_and_time(columns: Columns) -> Int64 | None:
+    """Thread and start as one number; None where absurd times leave no room for the thread."""
+    known = columns.ts_ns != MISSING
+    if not known.any():
+        return columns.track.astype(np.int64)
+    first, last = int(columns.ts_ns[known].min()), int(columns.ts_ns[known].max())
+    width = last - first + 2
+    if width * len(columns.tracks.pid) > _LARGEST_KEY:
+        return None
+    return columns.track * np.int64(width) + np.where(known, columns.ts_ns - first + 1, 0)
+
+
+def _tie_keys(columns: Columns, part: Part, *, host_only: bool) -> tuple[Ints, ...]:
+    """What decides between rows of one thread and start, the most important last (as lexsort wants it)."""
+    if host_only:
+        opened = columns.integers("host_id", part)
+    else:
+        opened = columns.integers("record_function_id", part)
+        opened = np.where(opened == MISSING, columns.integers("external_id", part), opened)
+    dur = columns.dur_ns[part]
+    return opened, _DEPTH[columns.kind[part]], np.where(dur == MISSING, MISSING, -dur)
+
+
+def _depths() -> "np.typing.NDArray[np.int8]":
+    """Which kind encloses which where both start and end at one time; annotations and ops in order of opening."""
+    depth = np.full(len(CODE), len(_NESTS_OUTSIDE), dtype=np.int8)
+    for level, kind in enumerate(_NESTS_OUTSIDE):
+        depth[CODE[kind]] = level
+    depth[CODE["annotation"]] = depth[CODE["host_op"]] = 1
+    return depth
+
+
+_DEPTH = _depths()
 
 
 def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
     """Parents, ends and self times of the CPU rows; rows without a start keep the host trace's parent."""
-    size = len(columns)
-    has_time = (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
-    columns.self_ns = np.where(has_time & columns.is_kind(*ACTIVITY_KINDS), columns.dur_ns, MISSING)
+    timeless, endless = columns.ts_ns == MISSING, columns.dur_ns == MISSING
+    activity = columns.is_kind(*ACTIVITY_KINDS)
+    columns.self_ns = np.where(activity & ~timeless & ~endless, columns.dur_ns, MISSING)
     columns.clipped_end_ns = end_of(columns.ts_ns, columns.dur_ns)
-    columns.repaired = (columns.ts_ns != MISSING) & (columns.dur_ns == MISSING)
+    columns.repaired = ~timeless & endless
     if not host_only:
-        columns.repaired |= (columns.ts_ns == MISSING) & (columns.host_id == MISSING)
-    timeless = columns.ts_ns == MISSING
-    columns.parent = np.where(timeless, columns.host_parent, -1)
-    rows = np.flatnonzero(columns.is_kind(*CPU_KINDS) & ~timeless)
+        columns.repaired |= timeless & (columns.host_node < 0)
+    columns.parent = np.full(len(columns), -1, dtype=np.int32)
+    if timeless.any():
+        columns.parent[timeless] = columns.host_parent()[timeless]
+    rows = np.flatnonzero(columns.is_kind(*CPU_KINDS) & ~timeless).astype(np.int32)
     if not len(rows):
         return
     nesting = nest(columns.track[rows], columns.ts_ns[rows], columns.dur_ns[rows])
-    columns.parent[rows] = np.where(nesting.parent >= 0, rows[np.maximum(nesting.parent, 0)], -1)
+    columns.parent[rows] = pick(rows, nesting.parent, -1)
     columns.self_ns[rows] = nesting.self_ns
     columns.clipped_end_ns[rows] = nesting.end_ns
     columns.repaired[rows] |= nesting.clipped
     columns.num_clipped = int(np.count_nonzero(nesting.clipped))
-    assert size == len(columns.parent)
 
 
 def _clip_streams(columns: Columns) -> None:
     """Count of each device activity only the time up to the next start on its stream."""
     rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS) & (columns.self_ns != MISSING))
     lasted = columns.dur_ns[rows]
-    counted = within_stream(columns.ids["device"][rows], columns.ids["stream"][rows], columns.ts_ns[rows], lasted)
+    counted = within_stream(
+        columns.integers("device", rows), columns.integers("stream", rows), columns.ts_ns[rows], lasted
+    )
     cut = rows[counted < lasted]
     columns.self_ns[rows] = counted
     columns.clipped_end_ns[cut] = columns.ts_ns[cut] + columns.self_ns[cut]
@@ -358,9 +329,10 @@ def _steps(columns: Columns) -> Int64:
     named = step_rows(columns)
     marks = named[columns.ts_ns[named] != MISSING]
     is_cpu = columns.is_kind(*CPU_KINDS, "overhead", "other") & (columns.ts_ns != MISSING)
-    for pid in np.unique(columns.pid[marks]):
-        mine = marks[columns.pid[marks] == pid]
-        rows = np.flatnonzero(is_cpu & (columns.pid == pid))
+    for pid in np.unique(columns.integers("pid", marks)):
+        mine = marks[columns.integers("pid", marks) == pid]
+        of_pid = columns.tracks.pid == pid
+        rows = np.flatnonzero(is_cpu & of_pid[columns.track])
         holder = innermost_at(columns.ts_ns[rows], columns.ts_ns[mine], columns.clipped_end_ns[mine])
         step[rows] = np.where(holder >= 0, numbers[mine[np.maximum(holder, 0)]], MISSING)
     step[named] = numbers[named]
@@ -371,27 +343,35 @@ def _steps(columns: Columns) -> Int64:
 
 def collectives(columns: Columns) -> Coded:
     """Collective of each communication row, null elsewhere."""
-    names, args = columns.name, columns.residue
     found: dict[str, int] = {}
     codes = np.full(len(columns), -1, dtype=np.int32)
 
-    def fill(rows: Bool, per_value: list[str | None], of: Coded) -> None:
-        table = np.array([-1 if v is None else found.setdefault(v, len(found)) for v in per_value] or [-1])
-        codes[rows] = table[of.codes[rows]]
+    def number(per_value: Iterable[str | None]) -> Positions:
+        """Code of the collective that each text of a dictionary stands for, -1 for none; null comes last."""
+        known = [-1 if name is None else found.setdefault(name, len(found)) for name in per_value]
+        return np.array([*known, -1], dtype=np.int32)
 
-    is_kernel = columns.is_kind("kernel")
-    fill(is_kernel, [kernel_collective(name, None) for name in names.values], names)
-    stated = [_stated(text) for text in args.values]
-    has_stated = args.mask_of(np.array([value is not None for value in stated], dtype=bool))
-    fill(is_kernel & has_stated, [value and kernel_collective("", value) for value in stated], args)
-    is_op = columns.is_kind("host_op", "annotation")
-    fill(is_op, [host_collective(name) for name in names.values], names)
-    per_args = [value and stated_collective(value) for value in stated]
-    fill(is_op & args.mask_of(np.array([value is not None for value in per_args], dtype=bool)), per_args, args)
+    def fill(rows: Int64, stated: Positions) -> None:
+        codes[rows] = np.where(stated >= 0, stated, codes[rows])
+
+    kernels = np.flatnonzero(columns.is_kind("kernel"))
+    ops = np.flatnonzero(columns.is_kind("host_op", "annotation"))
+    names, of_name = columns.name.values, columns.name.codes
+    fill(kernels, number(kernel_collective(name, None) for name in names)[of_name[kernels]])
+    fill(ops, number(host_collective(name) for name in names)[of_name[ops]])
+    unstated = np.ones(len(kernels), dtype=bool)
+    if columns.device is not None:
+        args = columns.device.residue
+        stated = [_stated(text) for text in args.values]
+        of_args = pick(args.codes, columns.device_row, -1)
+        of_kernel = number(value and kernel_collective("", value) for value in stated)[of_args[kernels]]
+        fill(kernels, of_kernel)
+        fill(ops, number(value and stated_collective(value) for value in stated)[of_args[ops]])
+        unstated = of_kernel < 0
     # All of point-to-point and all-to-all run in one SendRecv kernel, any collective in a generic one.
     open_codes = [found[name] for name in ("send_recv", "other") if name in found]
     if open_codes:
-        _name_by_caller(columns, codes, np.flatnonzero(is_kernel & ~has_stated & np.isin(codes, open_codes)))
+        _name_by_caller(columns, codes, kernels[unstated & np.isin(codes[kernels], open_codes)])
     return Coded(codes, list(found))
 
 

@@ -26,6 +26,18 @@ class Waits:
     event: list[tuple[int, int]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """A ``cuda_sync`` record: what it waits for, and the correlation ids of its call and of the event's record."""
+
+    name: str
+    device: int
+    stream: int
+    correlation: int
+    event_record: int
+    wait_on_stream: int | None
+
+
 class _SyncArgs(msgspec.Struct):
     wait_on_stream: int | None = None
 
@@ -40,7 +52,7 @@ class _Launches:
         order = np.lexsort((columns.ts_ns[rows], launched))
         rows, launched = rows[order], launched[order]
         self._thread_of_row = columns.track
-        device, stream = columns.ids["device"][rows], columns.ids["stream"][rows]
+        device, stream = columns.integers("device", rows), columns.integers("stream", rows)
         self._by_stream: dict[tuple[int, int], _Queue] = {}
         for key in sorted(set(zip(device.tolist(), stream.tolist(), strict=True))):
             mine = (device == key[0]) & (stream == key[1])
@@ -89,14 +101,14 @@ def find_waits(columns: Columns) -> Waits:
     launches = _Launches(columns)
     waits = Waits([], [])
     calls = np.flatnonzero(columns.is_kind("runtime") & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING))
-    recorded = np.flatnonzero(columns.is_kind("sync"))
-    by_correlation = _by_correlation(columns, calls) if len(recorded) else {}
+    records = _records(columns)
+    by_correlation = _by_correlation(columns, calls) if records else {}
     explained = set()
-    for row in recorded.tolist():
-        call = by_correlation.get(int(columns.ids["correlation_id"][row]))
+    for record in records:
+        call = by_correlation.get(record.correlation)
         if call is not None:
             explained.add(call)
-            _from_record(columns, launches, row, call, by_correlation, waits)
+            _from_record(columns, launches, record, call, by_correlation, waits)
     per_name = [_waits_for(name) for name in columns.name.values]
     for call in calls.tolist():
         kind = per_name[columns.name.codes[call]] if call not in explained else None
@@ -106,33 +118,40 @@ def find_waits(columns: Columns) -> Waits:
     return waits
 
 
+def _records(columns: Columns) -> list[_Record]:
+    rows = np.flatnonzero(columns.is_kind("sync"))
+    names = [columns.name[row] or "" for row in rows.tolist()]
+    ids = [columns.integers(key, rows).tolist() for key in ("device", "stream", "correlation_id")]
+    events = columns.wide(_RECORD_ID, rows).tolist()
+    streams = [_wait_on_stream(columns.residue(row)) for row in rows.tolist()]
+    return [_Record(*each) for each in zip(names, *ids, events, streams, strict=True)]
+
+
 def _by_correlation(columns: Columns, calls: Int64) -> dict[int, int]:
     """Call of each correlation id, the outermost where calls are nested."""
-    return {int(c): int(r) for c, r in zip(columns.ids["correlation_id"][calls[::-1]], calls[::-1], strict=True)}
+    correlation = columns.integers("correlation_id", calls)
+    return dict(zip(correlation[::-1].tolist(), calls[::-1].tolist(), strict=True))
 
 
 def _from_record(
-    columns: Columns, launches: _Launches, row: int, call: int, by_correlation: dict[int, int], waits: Waits
+    columns: Columns, launches: _Launches, record: _Record, call: int, by_correlation: dict[int, int], waits: Waits
 ) -> None:
     """Waits of one ``cuda_sync`` record; ``call`` is the runtime call with its correlation id."""
-    device, begun = int(columns.ids["device"][row]), int(columns.ts_ns[call])
-    name = columns.name[row] or ""
-    if name == "Context Sync":
+    device, begun = record.device, int(columns.ts_ns[call])
+    if record.name == "Context Sync":
         for on_device, stream in launches.streams(device):
             _add(waits.sync, launches.last_before(on_device, stream, begun), call)
-    elif name == "Stream Sync":
-        _add(waits.sync, launches.last_before(device, int(columns.ids["stream"][row]), begun), call)
-    elif name in ("Event Sync", "Stream Wait Event"):
-        record_ids = columns.wide.get(_RECORD_ID)
-        record = None if record_ids is None else by_correlation.get(int(record_ids[row]))
-        waits_on = _wait_on_stream(columns.residue[row])
-        if record is None or waits_on is None:
+    elif record.name == "Stream Sync":
+        _add(waits.sync, launches.last_before(device, record.stream, begun), call)
+    elif record.name in ("Event Sync", "Stream Wait Event"):
+        event = by_correlation.get(record.event_record)
+        if event is None or record.wait_on_stream is None:
             return
-        source = launches.last_before(device, waits_on, int(columns.ts_ns[record]))
-        if name == "Event Sync":
+        source = launches.last_before(device, record.wait_on_stream, int(columns.ts_ns[event]))
+        if record.name == "Event Sync":
             _add(waits.sync, source, call)
         else:
-            waiting = launches.first_after(device, int(columns.ids["stream"][row]), begun)
+            waiting = launches.first_after(device, record.stream, begun)
             if waiting is not None:
                 _add(waits.event, source, waiting)
 

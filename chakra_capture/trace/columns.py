@@ -1,15 +1,20 @@
 """Columns as the readers hand them on: int64 arrays with one mark for a missing value, and coded text."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 Int64 = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int32]
+Ints = Int64 | Positions | npt.NDArray[np.int8]
 Bool = npt.NDArray[np.bool_]
+# Which rows: a stretch of them, or their numbers.
+Part = slice | Int64 | Positions
 
 # No time, id or size in a trace comes near it; turned into null where a table is written.
 MISSING = int(np.iinfo(np.int64).min)
@@ -36,6 +41,61 @@ def one_int(value: object) -> int:
 def missing(size: int) -> Int64:
     """A column of ``size`` missing values."""
     return np.full(size, MISSING, dtype=np.int64)
+
+
+_Number = TypeVar("_Number", np.int64, np.int32)
+
+
+def pick(values: npt.NDArray[_Number], at: Int64 | Positions, none: int) -> npt.NDArray[_Number]:
+    """``values[at]``, and ``none`` where ``at`` is negative."""
+    if not len(values):
+        return np.full(len(at), none, dtype=values.dtype)
+    found = values[at]
+    found[at < 0] = none
+    return found
+
+
+class Texts(Sequence[str]):
+    """Texts one after the other in one array of UTF-8 bytes: a large dictionary without an object per entry.
+
+    Attributes:
+        data: the bytes.
+        ends: where each text ends.
+    """
+
+    def __init__(self, data: npt.NDArray[np.uint8], ends: Int64) -> None:
+        self.data, self.ends = data, ends
+
+    @classmethod
+    def of(cls, texts: Iterable[str | bytes]) -> "Texts":
+        parts = [text if isinstance(text, bytes) else text.encode("utf-8", "replace") for text in texts]
+        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        return cls(np.frombuffer(b"".join(parts), dtype=np.uint8), ends)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, at: int) -> str: ...
+    @overload
+    def __getitem__(self, at: slice) -> "list[str]": ...
+    def __getitem__(self, at: int | slice) -> "str | list[str]":
+        if isinstance(at, slice):
+            return [self[i] for i in range(*at.indices(len(self)))]
+        at = range(len(self))[at]
+        begin = int(self.ends[at - 1]) if at else 0
+        return self.data[begin : int(self.ends[at])].tobytes().decode("utf-8", "replace")
+
+    def __iter__(self) -> Iterator[str]:
+        begin, content = 0, self.data.tobytes()
+        for end in self.ends.tolist():
+            yield content[begin:end].decode("utf-8", "replace")
+            begin = end
+
+
+def texts(values: Sequence[str]) -> Texts:
+    """The values of a dictionary as ``Texts``."""
+    return values if isinstance(values, Texts) else Texts.of(values)
 
 
 @dataclass(frozen=True, slots=True)

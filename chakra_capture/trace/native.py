@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from chakra_capture.trace import compiled
-from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse
+from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse, Texts
 from chakra_capture.trace.feed import Feed, State, Step, Taker
 
 _I64 = ctypes.c_int64
@@ -150,7 +150,7 @@ class NativeScanner:
 
     def counts(self, column: int) -> dict[str, int]:
         """How often each text of a column was seen, in rows and other elements."""
-        values = self._decoded(column)
+        values = _unquoted(self._texts(column))
         numbers = _view(self._c.cc_dict_counts(self._scan, column), len(values), np.dtype(np.int64))
         counts: dict[str, int] = {}
         for text, count in zip(values, numbers.tolist(), strict=True):
@@ -171,37 +171,32 @@ class NativeScanner:
         return self._pinned[1]
 
     def _coded(self, column: int, codes: Codes) -> Coded:
-        values = self._decoded(column)
-        if column >= self._layout.num_quoted or len(set(values)) == len(values):
+        texts = self._texts(column)
+        if column >= self._layout.num_quoted:
+            return Coded(codes, texts)
+        values = _unquoted(texts)
+        if len(set(values)) == len(values):
             return Coded(codes, values)
         known: dict[str, int] = {}  # two spellings of one text
         table = np.array([known.setdefault(v, len(known)) for v in values], dtype=np.int32)
         return Coded(np.where(codes >= 0, table[codes], np.int32(-1)).astype(np.int32), list(known))
 
-    def _decoded(self, column: int) -> list[str]:
-        values = self._texts(column)
-        if column < self._layout.num_quoted:
-            return [msgspec.json.decode(f'"{v}"', type=str) if "\\" in v else v for v in values]
-        return values
-
-    def _texts(self, column: int) -> list[str]:
+    def _texts(self, column: int) -> Texts:
         """Entries of a dictionary, in order."""
         size = int(self._c.cc_dict_size(self._scan, column))
-        if not size:
-            return []
-        ends = _view(self._c.cc_dict_ends(self._scan, column), size, np.dtype(np.int64)).tolist()
-        blob = ctypes.string_at(self._c.cc_dict_text(self._scan, column), ends[-1]) if ends[-1] else b""
-        begins = [0, *ends[:-1]]
-        if blob.isascii():
-            text = blob.decode("ascii")
-            return [text[a:b] for a, b in zip(begins, ends, strict=True)]
-        return [blob[a:b].decode("utf-8", "replace") for a, b in zip(begins, ends, strict=True)]
+        ends = _view(self._c.cc_dict_ends(self._scan, column), size, np.dtype(np.int64)).copy()
+        length = int(ends[-1]) if size else 0
+        return Texts(_view(self._c.cc_dict_text(self._scan, column), length, np.dtype(np.uint8)).copy(), ends)
 
     def _sparse(self, column: int) -> Sparse:
         size = int(self._c.cc_wide_size(self._scan, column))
         rows, values = self._c.cc_wide_rows(self._scan, column), self._c.cc_wide_values(self._scan, column)
         integer = np.dtype(np.int64)
         return Sparse(_view(rows, size, integer).copy(), _view(values, size, integer).copy())
+
+
+def _unquoted(texts: Texts) -> list[str]:
+    return [msgspec.json.decode(f'"{text}"', type=str) if "\\" in text else text for text in texts]
 
 
 def _view(pointer: int | None, size: int, dtype: "np.dtype[Any]") -> "npt.NDArray[Any]":
