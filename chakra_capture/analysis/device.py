@@ -29,11 +29,16 @@ SCHEMA = (
 
 
 def device_time(trace: MergedTrace) -> pl.DataFrame:
-    """Break the device's span down; one row, no row without device activities."""
+    """Break the device's span down; one row, no row without device activities.
+
+    Where the end of a device trace is lost only the number of activities is known; the times are null.
+    """
     schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
     activities = trace.device_activities
     if activities.is_empty():
         return pl.DataFrame(schema=schema)
+    if trace.device_tail_lost:
+        return pl.DataFrame([{"num_activities": activities.height}], schema=schema)
     is_kernel = pl.col("kind") == "kernel"
     is_comm = pl.col("collective").is_not_null()
     comp = _intervals(activities.filter(is_kernel & ~is_comm))

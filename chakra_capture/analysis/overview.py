@@ -156,6 +156,8 @@ def _window_notes(window: dict[str, Any]) -> list[str]:
         notes.append(_order_note(pairing["call_order"]))
     if device and device["orphans"]["launch_not_in_file"]:
         notes.append(f"{device['orphans']['launch_not_in_file']} device activities were launched outside the recording")
+    if device and device["tail_lost"]:
+        notes.append("the end of the device trace is lost: how long the device was busy or idle is not measured")
     if host and device:
         for here, there, side in ((device, host, "device"), (host, device, "host")):
             alone = sorted(set(here["steps"]) - set(there["steps"]))

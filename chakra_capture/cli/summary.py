@@ -214,6 +214,8 @@ def _print_device(out: "Console", result: "Overview") -> None:
 def _device_cells(rank: "RankOverview") -> list[str]:
     device = rank.device or {}
     span = device["span_ns"]
+    if span is None:
+        return ["not measured", *[""] * 6]
     shares = ("compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns", "communication_ns", "busy_ns")
     return [duration(span), *(percent(device[key], span) for key in shares)]
 

@@ -69,7 +69,9 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
         merged = _merge_window(rank, files, options)
         columns.append(merged.columns)
         edges.append(_shift(merged.edges.table, window, num_nodes))
-        steps.append(steps_table(merged.columns, window, num_nodes, files.cut_steps))
+        device = merged.entry["device"]
+        lost = device is not None and device["tail_lost"]
+        steps.append(steps_table(merged.columns, window, num_nodes, cut_steps=files.cut_steps, device_tail_lost=lost))
         entries.append({"window": window, **merged.entry})
         num_nodes += len(merged.columns)
     tables = RankTables(
@@ -254,6 +256,7 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
         "scanner": str(device.scanner),
         "num_events": device.num_events,
         "num_rows": device.num_rows,
+        "tail_lost": device.salvage.tail_lost,
         "categories": dict(sorted(device.categories.items())),
         "rank": device.rank,
         "world_size": device.world_size,

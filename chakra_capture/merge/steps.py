@@ -12,18 +12,24 @@ from chakra_capture.trace.schema import STEPS
 
 
 def steps_table(
-    columns: Columns, window: int, first_node_id: int, cut_steps: tuple[int, ...] | None = None
+    columns: Columns,
+    window: int,
+    first_node_id: int,
+    *,
+    cut_steps: tuple[int, ...] | None = None,
+    device_tail_lost: bool = False,
 ) -> pl.DataFrame:
     """One row per ProfilerStep of one window, in time order.
 
     Device busy and idle time are those between the step's own bounds, whatever step launched the
-    activity, so that they sum to the step; they are null where the trace has no device events.
-    ``cut_steps`` are those that a manifest says were cut short, None if no manifest says.
+    activity, so that they sum to the step; they are null where the trace has no device events, or may have lost
+    some. ``cut_steps`` are those that a manifest says were cut short, None if no manifest says.
     """
     rows = step_rows(columns)
     ts, dur = columns.ts_ns[rows], columns.dur_ns[rows]
     known = (ts != MISSING) & (dur != MISSING)
-    busy, count = _device_time(columns, rows, known)
+    # A device trace is not in time order: what a lost tail held may have run in any step.
+    busy, count = (missing(len(rows)),) * 2 if device_tail_lost else _device_time(columns, rows, known)
     values = {
         "window": np.full(len(rows), window),
         "step": columns.step[rows],

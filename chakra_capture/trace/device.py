@@ -15,6 +15,8 @@ from chakra_capture.trace.times import to_epoch
 
 # Kineto writes 0 where there is no record function; a correlation of 0 joins nothing either.
 _ZERO_IS_NONE = ("record_function_id", "correlation_id")
+# Category of "PyTorch Profiler (0)", which spans the whole recording.
+_PROFILER_SPAN = "Trace"
 
 LARGEST_RANK = 2**31 - 1
 
@@ -102,12 +104,19 @@ def read_device_trace(
             f"{path} is no device trace: its 'traceEvents' hold no whole event ({'; '.join(file.salvage.notes)}). "
             "Give the JSON that torch.profiler's export_chrome_trace wrote."
         )
-    if not len(file.rows):
+    if not _holds_work(file):
+        damage = f" ({'; '.join(file.salvage.notes)})" if file.salvage else ""
         raise TraceFileError(
-            f"{path} holds no work events: of its {file.num_elements} events none has a time. "
-            "Record at least one step while the profiler runs."
+            f"{path} holds no work events: none of its {file.num_elements} events is an op, a call or a device "
+            f"activity{damage}. Record at least one step while the profiler runs, or give the host trace alone."
         )
     return _trace(path, file)
+
+
+def _holds_work(file: ReadFile) -> bool:
+    """Marks ("Iteration Start") and the profiler's own span stand in a trace that recorded nothing, too."""
+    texts = file.rows.texts
+    return bool((texts["phase_type"].mask(("X",)) & ~texts["category"].mask((_PROFILER_SPAN,))).any())
 
 
 def _trace(path: Path, file: ReadFile) -> DeviceTrace:

@@ -42,6 +42,12 @@ class MergedTrace:
         return loaded
 
     @property
+    def device_tail_lost(self) -> bool:
+        """The end of a device trace is lost, so how long the device was busy or idle is not known."""
+        devices = [window["device"] for window in self.link["windows"]]
+        return any(device is not None and device["tail_lost"] for device in devices)
+
+    @property
     def device_activities(self) -> pl.DataFrame:
         """Rows of kernels, copies and memsets that have a time."""
         is_activity = pl.col("kind").is_in(["kernel", "memcpy", "memset"])

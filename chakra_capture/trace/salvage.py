@@ -19,11 +19,13 @@ class Salvage:
         causes: what was repaired or lost, in words, in order of first sight.
         elements_repaired: events or nodes kept after a repair of their text.
         elements_lost: events or nodes skipped.
+        tail_lost: the file ends, or could be read no further, before its last event or node.
     """
 
     causes: dict[str, Cause] = field(default_factory=dict)
     elements_repaired: int = 0
     elements_lost: int = 0
+    tail_lost: bool = False
 
     def note(self, text: str, at: int | None = None, count: int = 1) -> None:
         """Count a repair or loss; ``at`` is the byte where it happened."""

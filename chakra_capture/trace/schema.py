@@ -109,9 +109,15 @@ STEPS = Table(
             for phase in PHASES
         ),
         Column("coverage", pl.Float64, "accounted time / wall time; null = not measured"),
-        Column("device_busy_ns", _INT, "time within the step with a device activity; null without device events", "ns"),
-        Column("device_idle_ns", _INT, "time within the step without one; null without device events", "ns"),
-        Column("num_device_activities", _INT, "device activities launched in the step"),
+        Column(
+            "device_busy_ns",
+            _INT,
+            "time within the step with a device activity; null without device events "
+            "and where the end of the device trace is lost",
+            "ns",
+        ),
+        Column("device_idle_ns", _INT, "time within the step without one; null like device_busy_ns", "ns"),
+        Column("num_device_activities", _INT, "device activities launched in the step; null like device_busy_ns"),
         Column("profiled", pl.Boolean, "recorded by the profiler"),
         Column("warmup", pl.Boolean, "a warm-up step; null = not known"),
         Column("partial", pl.Boolean, "the step was cut short; null = not known"),

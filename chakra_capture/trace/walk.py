@@ -228,6 +228,7 @@ class Walker:
     def _element(self, step: Step) -> None:
         where = self._feed.base + self._at
         if self._read_again > _MOST_READ_AGAIN * (self._feed.base + self._feed.length) + _FREE_TO_READ_AGAIN:
+            self._salvage.tail_lost = True
             self._salvage.note(f"too damaged to read on, after {self._scanner.count} whole {self._shape.noun}s", where)
             self._ended = True
             return
@@ -295,6 +296,7 @@ class Walker:
         inside = "" if where is None else f", inside the {noun} that begins at byte {where}"
         plural = "" if count == 1 else "s"
         end = self._feed.base + self._feed.length
+        self._salvage.tail_lost = True
         self._salvage.note(f"truncated at byte {end}{inside}, after {count} whole {noun}{plural}")
 
     # --- the window

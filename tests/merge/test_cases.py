@@ -94,3 +94,29 @@ def test_event_without_a_duration_is_a_repair_and_said(tmp_path: Path) -> None:
     assert merged.window["device"]["num_bad_times"] == expected["skipped_without_dur"]
     assert said(merged, "event with no start or duration kept without its time, first 'no_dur'")
     assert merged.window["salvaged"] is True
+
+
+def test_cut_device_trace_claims_no_busy_or_idle_time(tmp_path: Path) -> None:
+    folder, expected = case("001-truncated-kineto-killed")
+    for name in ("rank-0.json", "rank-0-cut.json.gz"):
+        merged = merge(tmp_path / name, device=folder / name)
+        assert merged.window["salvaged"] is True
+        assert merged.steps.height == 1
+        assert merged.steps.select("device_busy_ns", "device_idle_ns", "num_device_activities").rows() == [(None,) * 3]
+        device = merged.summary["ranks"][0]["device"]
+        assert {key for key, value in device.items() if value is not None} == {"num_activities"}
+        assert "%" not in merged.shown.out.split("Device time")[1].split("Top operators")[0]
+        assert said(merged, "truncated")
+        note = "the end of the device trace is lost: how long the device was busy or idle is not measured"
+        assert note in " ".join(merged.shown.out.split())
+    assert merged.window["device"]["file"] == "rank-0-cut.json.gz"
+    whole = merge(tmp_path / "out", device=folder / "rank-0.json")
+    assert whole.window["device"]["num_events"] == expected["salvage_complete_events"]
+    assert whole.nodes.filter(KERNELS).height == expected["salvage_kernels"]
+
+
+def test_device_trace_of_metadata_alone_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    folder, _ = case("011-events-without-args")
+    done = run("merge", "--device", folder / "metadata-only.json", "-o", tmp_path)
+    refused(done, "metadata-only.json holds no work events: none of its 2 events")
+    assert not list(tmp_path.rglob("*.parquet"))

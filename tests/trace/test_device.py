@@ -124,9 +124,14 @@ def test_what_is_no_device_trace_is_refused(text: str, tmp_path: Path) -> None:
         read_device_trace(path)
 
 
-@pytest.mark.parametrize("events", [[], [{"ph": "M", "name": "process_name", "pid": 1, "args": {}}]])
+METADATA = {"ph": "M", "name": "process_name", "pid": 1, "args": {}}
+MARK = {"ph": "i", "name": "Iteration Start: PyTorch Profiler", "pid": "Traces", "tid": "Trace", "ts": 1, "s": "g"}
+OWN_SPAN = {"ph": "X", "cat": "Trace", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "x", "ts": 1, "dur": 9}
+
+
+@pytest.mark.parametrize("events", [[], [METADATA], [METADATA, MARK], [METADATA, MARK, OWN_SPAN]])
 def test_trace_without_work_events_is_refused(events: list[Any], tmp_path: Path) -> None:
-    with pytest.raises(TraceFileError, match=f"holds no work events: of its {len(events)} events none has a time"):
+    with pytest.raises(TraceFileError, match=f"holds no work events: none of its {len(events)} events is an op"):
         read(tmp_path, {"traceEvents": events})
 
 
