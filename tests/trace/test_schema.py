@@ -18,8 +18,8 @@ NOT_YET = {
 
 def traces() -> list[TraceBuilder]:
     full = TraceBuilder().step(1, 0, 50).op("a", 5, 10).launched("k", 20, 5, 1, at=6)
-    empty_step = TraceBuilder().event(ph="i", cat="x", name="mark", pid=1, tid=1, ts=1, s="p")
-    return [full, empty_step]
+    no_step = TraceBuilder().event(ph="X", cat="x", name="other", pid=1, tid=1, ts=1, dur=1)
+    return [full, no_step]
 
 
 def frame(trace: MergedTrace, table: Table) -> pl.DataFrame:
