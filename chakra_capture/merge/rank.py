@@ -14,6 +14,7 @@ from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_hos
 from chakra_capture.merge.order import link_by_order
 from chakra_capture.merge.output import RankTables, write_rank
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
+from chakra_capture.merge.roots import add_roots
 from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
 from chakra_capture.merge.tables import Columns, link_rows, step_rows
@@ -92,7 +93,7 @@ class _Window:
 
 
 def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Window:
-    host = read_host_trace(files.host, scanner=options.scanner) if files.host else None
+    host = add_roots(read_host_trace(files.host, scanner=options.scanner)) if files.host else None
     device = read_device_trace(files.device, scanner=options.scanner) if files.device else None
     if host is None and device is None:
         raise TraceFileError(f"rank {rank} has no trace file. Give a host trace, a device trace, or both.")
@@ -189,9 +190,9 @@ def _plain_notes(host: HostTrace | None, faults: list[str]) -> list[str]:
 
 def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dict[str, Any]:
     is_root = host.is_process | host.is_thread
-    roots = int(np.count_nonzero(is_root))
+    roots = int(np.count_nonzero(is_root)) - host.added.num_roots
+    num_nodes = host.num_nodes - host.added.num_roots
     linked = 0 if link is None else int(np.count_nonzero(link.device_row >= 0))
-    dangling = (match_keys(host.parent, host.node_id) < 0) & (host.parent != MISSING)
     only: dict[str, int] = {}
     if link is not None:
         codes, counts = np.unique(host.name.codes[(link.device_row < 0) & ~is_root], return_counts=True)
@@ -203,16 +204,18 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
         "schema": host.schema,
         "pid": host.pid,
         "finished": host.finished,
-        "num_nodes": host.num_nodes,
+        "num_nodes": num_nodes,
         "num_roots": roots,
         "num_with_record_function_id": int(np.count_nonzero(host.attrs["rf_id"] != MISSING)),
         "num_linked": linked,
-        "num_host_only": host.num_nodes - roots - linked,
+        "num_host_only": num_nodes - roots - linked,
         "host_only_names": dict(sorted(only.items(), key=lambda item: (-item[1], item[0]))[:10]),
         "num_name_mismatch": 0 if link is None else link.num_name_mismatch,
         "num_duplicate_node_ids": host.num_duplicate_ids,
         "num_duplicate_record_function_ids": 0 if link is None else link.num_host_duplicates,
-        "num_dangling_parents": int(np.count_nonzero(dangling)),
+        "num_dangling_parents": host.added.num_nodes,
+        "missing_parents": list(host.added.missing_parents),
+        "num_roots_added": host.added.num_roots,
         "num_cycles": len(host.cycles),
         "cycles": [_cycle(host, ids) for ids in host.cycles[:10]],
         "parents": _parent_agreement(columns),

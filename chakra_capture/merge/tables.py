@@ -264,6 +264,8 @@ def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
     columns.repaired = ~timeless & endless
     if not host_only:
         columns.repaired |= timeless & (columns.host_node < 0)
+    if columns.host is not None and columns.host.added.num_roots:
+        columns.repaired |= columns.host_node >= columns.host.num_nodes - columns.host.added.num_roots
     columns.parent = np.full(len(columns), -1, dtype=np.int32)
     if timeless.any():
         columns.parent[timeless] = columns.host_parent()[timeless]

@@ -16,9 +16,28 @@ from chakra_capture.trace.salvage import Salvage
 USER_SCOPE = 7
 """``scope`` of an annotation (torch RecordScope::USER_SCOPE)."""
 
+PROCESS_NAME = "[pytorch|profiler|execution_trace|process]"
+THREAD_NAME = "[pytorch|profiler|execution_trace|thread]"
+"""Names of the observer's own root nodes."""
+
 _KNOWN_SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")
 _PROCESS = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|process\]")
 _THREAD = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|thread\]")
+
+
+@dataclass(frozen=True, slots=True)
+class AddedRoots:
+    """Roots that the file lacks and that were added, see ``merge.roots``.
+
+    Attributes:
+        num_nodes: nodes that named a parent that is not in the file.
+        missing_parents: the ids they named, the first ones.
+        num_roots: roots added for them; the last nodes of the host trace.
+    """
+
+    num_nodes: int = 0
+    missing_parents: tuple[int, ...] = ()
+    num_roots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +52,7 @@ class HostTrace:
         details: JSON text of strides, of the outputs' shapes and types, and of the attributes that have no column.
         cycles: ids of each cycle in ``ctrl_deps``; the parent of its first, smallest id was taken away.
         scanner: what read the file.
+        added: roots among the nodes that are not in the file; they come last.
         is_process, is_thread: the observer's own root nodes.
     """
 
@@ -54,6 +74,7 @@ class HostTrace:
     notes: tuple[str, ...]
     salvage: Salvage
     scanner: ScannerKind
+    added: AddedRoots = AddedRoots()
 
     @property
     def rest(self) -> Coded:
@@ -75,8 +96,8 @@ class HostTrace:
     @property
     def frames(self) -> tuple[Coded, Coded, Coded]:
         """``rest`` in pieces: what stands before the input values, before the output values, and after both."""
-        frames = [_frame(text) for text in self.details.values] or [_frame("{}")]
-        codes = np.maximum(self.details.codes, 0)
+        frames = [*(_frame(text) for text in self.details.values), _frame("{}")]
+        codes = np.where(self.details.codes >= 0, self.details.codes, np.int32(len(frames) - 1))
         begin, middle, end = zip(*frames, strict=True)
         return Coded(codes, begin), Coded(codes, middle), Coded(codes, end)
 
@@ -123,7 +144,7 @@ def _trace(path: Path, file: ReadFile) -> HostTrace:
     node_id = ints["node_id"]
     parent = np.where(ints["ctrl_deps"] != MISSING, ints["ctrl_deps"], ints["parent"])
     parent[parent == node_id] = MISSING  # the process root names itself
-    cycles, num_dangling = _break_cycles(node_id, parent)
+    cycles = _break_cycles(node_id, parent)
     if cycles:
         salvage.note(_cycle_note(cycles, node_id, texts["name"]))
     attrs = {key: ints[key] for key in INT_ATTRS}
@@ -146,7 +167,7 @@ def _trace(path: Path, file: ReadFile) -> HostTrace:
         details=texts["details"],
         num_duplicate_ids=len(file.rows) - len(rows),
         cycles=tuple(cycles),
-        notes=tuple(_notes(schema, num_dangling)),
+        notes=tuple(_notes(schema)),
         salvage=salvage,
         scanner=file.scanner,
     )
@@ -167,24 +188,23 @@ def _without_duplicates(rows: Rows) -> Rows:
     )
 
 
-def _break_cycles(node_id: Int64, parent: Int64) -> tuple[list[tuple[int, ...]], int]:
-    """Take the parent of the smallest id of each cycle away; also the number of parents that are not there."""
+def _break_cycles(node_id: Int64, parent: Int64) -> list[tuple[int, ...]]:
+    """Take the parent of the smallest id of each cycle away."""
     order = np.argsort(node_id)
     at = np.minimum(np.searchsorted(node_id, parent, sorter=order), len(node_id) - 1)
     position = order[at]
     known = (node_id[position] == parent) & (parent != MISSING)
-    num_dangling = int(np.count_nonzero((parent != MISSING) & ~known))
     # Every node climbs twice as far in each round; who has not arrived in the end is on or under a cycle.
     up = np.append(np.where(known, position, len(node_id)), len(node_id))
     for _ in range(len(node_id).bit_length() + 1):
         up = up[up]
         if (up == len(node_id)).all():
-            return [], num_dangling
+            return []
     parents = zip(node_id.tolist(), parent.tolist(), strict=True)
     cycles = find_cycles({node: None if p == MISSING else p for node, p in parents})
     for cycle in cycles:
         parent[node_id == cycle[0]] = MISSING
-    return cycles, num_dangling
+    return cycles
 
 
 def _cycle_note(cycles: list[tuple[int, ...]], node_id: Int64, name: Coded) -> str:
@@ -211,13 +231,10 @@ def find_cycles(parent: dict[int, int | None]) -> list[tuple[int, ...]]:
     return cycles
 
 
-def _notes(schema: str | None, num_dangling: int) -> list[str]:
-    notes = []
-    if schema is None or schema.split("-")[0] not in _KNOWN_SCHEMAS:
-        notes.append(f"unknown host trace schema {schema!r}, read by its layout")
-    if num_dangling:
-        notes.append(f"{num_dangling} nodes name a parent that is not in the file; they stand without one")
-    return notes
+def _notes(schema: str | None) -> list[str]:
+    if schema is not None and schema.split("-")[0] in _KNOWN_SCHEMAS:
+        return []
+    return [f"unknown host trace schema {schema!r}, read by its layout"]
 
 
 def _frame(details: str) -> tuple[str, str, str]:

@@ -56,12 +56,13 @@ NODES = Table(
         Column("self_dur_ns", _INT, "duration less that of the children, after clipping (of a device activity: at the "
                "next start on its stream); never negative", "ns"),
         Column("repaired", pl.Boolean, "a time of this row was missing or negative, or reached past its parent's end "
-               "or the next start on its stream"),
+               "or the next start on its stream; or the row is a root that the host trace lacks"),
         Column("pid", _INT, "process; for device rows the device as Kineto writes it"),
         Column("tid", _INT, "thread; for device rows the stream as Kineto writes it"),
         Column("device", _INT, "device of a device row"),
         Column("stream", _INT, "stream of a device row; null where it is of no stream (waiting for a whole device)"),
-        Column("host_id", _INT, "id of the node in the host trace"),
+        Column("host_id", _INT, "id of the node in the host trace; of a root added for one that is not in the file, "
+               "the id that its nodes name"),
         Column("record_function_id", _INT, "joins host op and CPU op"),
         Column("external_id", _INT, "joins CPU op and runtime event"),
         Column("correlation_id", _INT, "joins runtime event and device activity"),

@@ -120,3 +120,36 @@ def test_device_trace_of_metadata_alone_is_refused_in_one_sentence(tmp_path: Pat
     done = run("merge", "--device", folder / "metadata-only.json", "-o", tmp_path)
     refused(done, "metadata-only.json holds no work events: none of its 2 events")
     assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_killed_host_trace_has_its_process_root_put_in(tmp_path: Path) -> None:
+    folder, expected = case("030-et-truncated-killed")
+    merged = merge(tmp_path, host=folder / "et.json", device=folder / "kineto.json")
+    roots = merged.nodes.filter(pl.col("kind") == "process")
+    assert (roots.height == 1) is expected["synthesised_root"]
+    assert roots.select("host_id", "repaired", "parent_id").rows() == [(1, True, None)]
+    assert merged.window["host"]["num_nodes"] == expected["salvage_nodes"]
+    assert said(merged, "not finalised (no finish_ts)")
+    # Ops are written as they end: the step (30) and the optimizer (25) were still open.
+    assert said(merged, "parents that are not in the file (1, 25, 30), nodes put under added roots: 5")
+
+
+def test_nodes_of_missing_parents_hang_under_added_roots(tmp_path: Path) -> None:
+    folder, values = case("035-missing-thread-root")
+    for name, expected in values.items():
+        for device in (None, folder / "kineto.json"):
+            merged = merge(tmp_path / name / str(device is None), host=folder / name, device=device)
+            host = merged.window["host"]
+            assert host["missing_parents"] == expected["missing_parents"]
+            assert host["num_dangling_parents"] == expected["nodes_reparented"]
+            assert host["num_nodes"] == len(json.loads((folder / name).read_text())["nodes"])
+            ids = ", ".join(map(str, expected["missing_parents"]))
+            count = expected["nodes_reparented"]
+            assert said(merged, f"parents that are not in the file ({ids}), nodes put under added roots: {count}")
+            assert merged.window["salvaged"] is True
+            added = merged.nodes.filter(pl.col("repaired"))
+            assert sorted(added["host_id"]) == expected["missing_parents"]
+            assert host["num_roots_added"] == added.height
+            assert set(merged.nodes["parent_id"].drop_nulls()) <= set(merged.nodes["node_id"])
+            alone = merged.nodes.filter(pl.col("ts_ns").is_null() & pl.col("parent_id").is_null())
+            assert set(alone["kind"]) == {"process"}

@@ -374,8 +374,15 @@ def test_parents_never_written_are_counted_and_said(tmp_path: Path) -> None:
     nodes, link = tables(tmp_path)
     assert (len(recorded), len(dangling)) == (35, 2)
     assert link["host"]["num_dangling_parents"] == 2
-    assert "2 nodes name a parent that is not in the file" in done.out
-    check_host_tree(recorded, nodes)
+    assert "nodes put under added roots: 2" in done.out
+    missing = {n["ctrl_deps"] for n in dangling}
+    assert set(link["host"]["missing_parents"]) == missing
+    added = nodes.filter(pl.col("repaired"))
+    assert (added["kind"].to_list(), set(added["host_id"]) - missing) == (["thread"], set())
+    under = nodes.filter(pl.col("parent_id").is_in(added["node_id"].to_list()))
+    assert set(under["host_id"]) == {n["id"] for n in dangling}
+    root = next(n for n in recorded if n["name"] == PROFILER[0])
+    assert nodes["host_id"][added["parent_id"][0]] == root["id"]
 
 
 def test_handed_span_of_the_ns_file_is_the_float64_one() -> None:

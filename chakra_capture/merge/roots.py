@@ -1,0 +1,95 @@
+"""Roots put in for those that a host trace lacks, so that no node names a parent that is not there.
+
+The observer writes the process root last, so a killed process leaves none; an op that threw is never written although
+its children are (torch 2.13). A thread root without a process goes under an added process root, every other node under
+an added root of its thread.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from chakra_capture.merge.link import match_keys
+from chakra_capture.trace.columns import MISSING, Coded, Int64
+from chakra_capture.trace.host import PROCESS_NAME, THREAD_NAME, USER_SCOPE, AddedRoots, HostTrace
+
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True, slots=True)
+class _Root:
+    """A root to add; ``parent`` is ``MISSING`` for that of the process."""
+
+    node_id: int
+    tid: int
+    parent: int
+
+
+def add_roots(host: HostTrace) -> HostTrace:
+    """Give every node whose parent is not in the file an added root, which has an id that such a node named.
+
+    Noted in ``host.salvage``, for it is a repair.
+    """
+    dangling = np.flatnonzero((match_keys(host.parent, host.node_id) < 0) & (host.parent != MISSING))
+    if not len(dangling):
+        return host
+    named = np.unique(host.parent[dangling])
+    missing_parents = tuple(named[:_MOST_NAMED].tolist())
+    shown = ", ".join(map(str, missing_parents)) + (" ..." if len(named) > _MOST_NAMED else "")
+    host.salvage.note(f"parents that are not in the file ({shown}), nodes put under added roots: {len(dangling)}")
+    parent = host.parent.copy()
+    roots = _roots(host, dangling, parent)
+    added = AddedRoots(len(dangling), missing_parents, len(roots))
+    return replace(_appended(host, roots, parent), added=added)
+
+
+def _roots(host: HostTrace, dangling: Int64, parent: Int64) -> list[_Root]:
+    """The roots to add; enters them as parents."""
+    tids, named, is_thread = host.attrs["tid"][dangling], host.parent[dangling], host.is_thread[dangling]
+    roots = []
+    process = host.node_id[host.is_process]
+    if len(process):
+        process_id = int(process[0])
+    else:
+        process_id = int(named[is_thread][0]) if is_thread.any() else _free_id(host)
+        roots.append(_Root(process_id, int(tids[0]), MISSING))
+    parent[dangling[is_thread]] = process_id
+    for tid in np.unique(tids[~is_thread]).tolist():
+        mine = ~is_thread & (tids == tid)
+        taken = [root.node_id for root in roots]
+        free = [number for number in named[mine].tolist() if number not in taken]
+        roots.append(_Root(free[0] if free else _free_id(host) - len(roots), tid, process_id))
+        parent[dangling[mine]] = roots[-1].node_id
+    return roots
+
+
+def _free_id(host: HostTrace) -> int:
+    """An id below all those in the file."""
+    named = host.parent[host.parent != MISSING]
+    return min(int(host.node_id.min()), int(named.min(initial=0)), 0) - 1
+
+
+def _appended(host: HostTrace, roots: list[_Root], parent: Int64) -> HostTrace:
+    def text(column: Coded, *values: str) -> Coded:
+        codes = len(column.values) + np.arange(len(values), dtype=np.int32)
+        return Coded(np.concatenate([column.codes, codes]), [*column.values, *values])
+
+    def ints(column: Int64, *values: int) -> Int64:
+        return np.concatenate([column, np.array(values, dtype=np.int64)])
+
+    none, empty, no_details = [MISSING] * len(roots), ["[]"] * len(roots), ["{}"] * len(roots)
+    attrs = {key: ints(column, *none) for key, column in host.attrs.items()}
+    attrs["tid"][-len(roots) :] = [root.tid for root in roots]
+    attrs["scope"][-len(roots) :] = USER_SCOPE
+    return replace(
+        host,
+        node_id=ints(host.node_id, *(root.node_id for root in roots)),
+        parent=ints(parent, *(root.parent for root in roots)),
+        name=text(host.name, *(PROCESS_NAME if root.parent == MISSING else THREAD_NAME for root in roots)),
+        attrs=attrs,
+        input_shapes=text(host.input_shapes, *empty),
+        input_types=text(host.input_types, *empty),
+        input_values=text(host.input_values, *empty),
+        output_values=text(host.output_values, *empty),
+        details=text(host.details, *no_details),
+    )
