@@ -120,13 +120,6 @@ def test_long_chain_and_long_cycle_take_no_recursion() -> None:
     assert [len(cycle) for cycle in find_cycles(chain)] == [200_000]
 
 
-def test_missing_parents_are_counted_and_said() -> None:
-    folder = require(CASES / "035-missing-thread-root")
-    for name, count in (("a.json", 2), ("b.json", 1)):
-        note = f"{count} nodes name a parent that is not in the file; they stand without one"
-        assert read_host_trace(folder / name).notes == (note,)
-
-
 def test_numbers_out_of_range_are_none(tmp_path: Path) -> None:
     trace = read(tmp_path, node(5, 2**64, rf_id=2**63), node(6, None, rf_id="²"), node(2**63, 5), pid=2**70)
     assert tree(trace) == {5: ("n", None, None), 6: ("n", None, None)}
