@@ -52,6 +52,6 @@ def operator_summary(trace: MergedTrace) -> pl.DataFrame:
 
 
 def _rows_of_steps(trace: MergedTrace) -> pl.DataFrame:
-    is_whole = pl.col("dur_ns").is_not_null() & ~pl.col("partial").fill_null(False)
+    is_whole = pl.col("step").is_not_null() & pl.col("dur_ns").is_not_null() & ~pl.col("partial").fill_null(False)
     whole = trace.steps.filter(is_whole).select("window", "step").unique()
     return trace.nodes.join(whole, on=["window", "step"], how="semi") if whole.height else trace.nodes

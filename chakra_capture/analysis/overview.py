@@ -24,12 +24,14 @@ class RankOverview:
     Attributes:
         host_linked: host ops that are in the device trace too, of ``host_ops``, where both traces are there.
         host_alone: host ops of windows without a device trace.
+        unmarked_windows: the windows that mark no step, with their duration and the device's share in it.
         launched: device activities whose launch is in the file, of ``activities``.
     """
 
     rank: int
     steps: tuple[int, ...]
     step_time: dict[str, Any] | None
+    unmarked_windows: tuple[dict[str, Any], ...]
     device: dict[str, Any] | None
     host_ops: int | None
     host_linked: int | None
@@ -136,6 +138,11 @@ def _rank(trace: MergedTrace) -> RankOverview:
         rank=trace.rank,
         steps=tuple(sorted(set(trace.steps["step"].drop_nulls().to_list()))),
         step_time=None if step_time.is_empty() else step_time.row(0, named=True),
+        unmarked_windows=tuple(
+            trace.steps.filter(pl.col("step").is_null())
+            .select("window", "dur_ns", "device_busy_ns", "device_idle_ns")
+            .to_dicts()
+        ),
         device=None if device.is_empty() else device.row(0, named=True),
         host_ops=sum(h["num_nodes"] - h["num_roots"] for h in both) if both else None,
         host_linked=sum(h["num_linked"] for h in both) if both else None,

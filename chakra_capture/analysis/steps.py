@@ -25,7 +25,8 @@ def step_summary(trace: MergedTrace) -> pl.DataFrame:
     """
     is_partial = pl.col("partial").fill_null(False)
     num_partial = trace.steps.filter(is_partial).height
-    timed = trace.steps.filter(pl.col("dur_ns").is_not_null() & ~is_partial)
+    is_step = pl.col("step").is_not_null()  # the row of a window without marked steps is no step
+    timed = trace.steps.filter(is_step & pl.col("dur_ns").is_not_null() & ~is_partial)
     schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
     if timed.is_empty():
         return pl.DataFrame(schema=schema)

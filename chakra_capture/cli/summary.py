@@ -189,6 +189,12 @@ def _print_steps(out: "Console", result: "Overview") -> None:
         else:
             table.add_row(str(rank.rank), "0", "not measured", "", "", "")
     out.print(table)
+    for rank in result.ranks[:_MAX_RANKS_SHOWN]:
+        for window in rank.unmarked_windows:
+            spans = (
+                f"window {window['window']} of rank {rank.rank} from first to last event: {duration(window['dur_ns'])}"
+            )
+            out.print(f"no step is marked; {spans}")
     partial = sum(rank.step_time["num_partial"] for rank in result.ranks if rank.step_time)
     if partial:
         out.print(f"cut short and not in these times: {count_of(partial, 'step')}")

@@ -148,12 +148,17 @@ def _entry(
 ) -> dict[str, Any]:
     """What link.json says of one window."""
     notes = [f"{t.path.name}: {note}" for t in (host, device) if t is not None for note in t.salvage.notes]
+    about_device = None if device is None else _device_entry(device, columns)
     entry: dict[str, Any] = {
         "host": None if host is None else _host_entry(host, columns, link),
-        "device": None if device is None else _device_entry(device, columns),
+        "device": about_device,
         "pairing": None if evidence is None else _pairing_entry(evidence, faults),
         "salvaged": bool(notes),
-        "notes": [*notes, *_plain_notes(host, faults if evidence is None else []), *_clip_notes(columns)],
+        "notes": [
+            *notes,
+            *_plain_notes(host, faults if evidence is None else []),
+            *_table_notes(columns, about_device),
+        ],
         "rows": {kind: n for kind in KINDS if (n := int(np.count_nonzero(columns.is_kind(kind))))},
         "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
@@ -167,9 +172,11 @@ def _entry(
     return entry
 
 
-def _clip_notes(columns: Columns) -> list[str]:
-    """What was clipped. No damage: ranges that cross stand in whole traces too (asynchronous work, Python stacks)."""
+def _table_notes(columns: Columns, device: dict[str, Any] | None) -> list[str]:
+    """What a reader of the tables must know of whole traces too: rows cross in them (asynchronous work, stacks)."""
     notes = []
+    if device is not None and not device["steps"]:
+        notes.append("no step is marked (ProfilerStep): the table steps has one row for the whole window")
     if columns.num_clipped:
         notes.append(f"rows that reach past the end of the row around them, clipped to it: {columns.num_clipped}")
     if columns.num_overlaps:

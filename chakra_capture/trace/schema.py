@@ -97,11 +97,16 @@ PHASES = ("input_wait", "h2d", "forward", "backward", "optimizer", "residual")
 
 STEPS = Table(
     "steps",
-    "one row per recorded step",
+    "one row per recorded step; of a window that marks no step one row for all of it",
     (
         Column("window", pl.Int32, "recorded window"),
-        Column("step", _INT, "global step number, 0-based"),
-        Column("node_id", _INT, "node_id of its ProfilerStep annotation"),
+        Column(
+            "step",
+            _INT,
+            "global step number, 0-based; null: no step is marked, the row is the whole window, from "
+            "first start to last end",
+        ),
+        Column("node_id", _INT, "node_id of its ProfilerStep annotation; null for a whole window"),
         Column("pid", _INT, "process"),
         Column("ts_ns", _INT, "start, Unix epoch", "ns"),
         Column("dur_ns", _INT, "duration; null if the step has no recorded end", "ns"),

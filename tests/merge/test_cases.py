@@ -153,3 +153,23 @@ def test_nodes_of_missing_parents_hang_under_added_roots(tmp_path: Path) -> None
             assert set(merged.nodes["parent_id"].drop_nulls()) <= set(merged.nodes["node_id"])
             alone = merged.nodes.filter(pl.col("ts_ns").is_null() & pl.col("parent_id").is_null())
             assert set(alone["kind"]) == {"process"}
+
+
+def test_window_without_a_marked_step_is_one_row_of_steps(tmp_path: Path) -> None:
+    folder, expected = case("024-no-profilerstep")
+    merged = merge(tmp_path, host=folder / "et.json", device=folder / "rank-0.json")
+    assert merged.steps["step"].drop_nulls().len() == len(merged.summary["ranks"][0]["steps"]) == expected["steps"]
+    assert merged.steps.height == expected["fallback_windows"]
+    (row,) = merged.steps.to_dicts()
+    assert row["dur_ns"] / 1000 == expected["window_us"]
+    assert row["device_busy_ns"] / 1000 == expected["gpu_busy_us"]
+    assert row["num_device_activities"] == expected["kernels"] + 1  # and a copy
+    assert (row["node_id"], row["pid"]) == (None, 4242)
+    assert said(merged, "no step is marked (ProfilerStep): the table steps has one row for the whole window")
+    # The window is no step: nothing shows its length as a step time.
+    rank = merged.summary["ranks"][0]
+    assert rank["step_time"] is None
+    assert [w["dur_ns"] / 1000 for w in rank["unmarked_windows"]] == [expected["window_us"]]
+    assert "no step is marked; window 0 of rank 0 from first to last event: 740.00 us" in merged.shown.out
+    assert merged.summary["operators"]
+    assert merged.window["salvaged"] is False
