@@ -15,6 +15,7 @@ from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.events import ID_ARGS
 from chakra_capture.trace.host import HostTrace
 from chakra_capture.trace.nodes import INT_ATTRS
+from chakra_capture.trace.packed import Packed
 
 Trace = DeviceTrace | HostTrace
 
@@ -40,6 +41,8 @@ def _same(first: Any, second: Any) -> bool:
         return len(first) == len(second) and bool((texts(first) == texts(second)).all())
     if isinstance(first, np.ndarray):
         return first.dtype == second.dtype and np.array_equal(first, second)
+    if isinstance(first, Packed):
+        return _same(first[:], second[:])
     if isinstance(first, Sparse):
         return _same(first.rows, second.rows) and _same(first.values, second.values)
     if isinstance(first, dict):
@@ -84,8 +87,8 @@ def parsed(column: Coded) -> "np.ndarray[Any, Any]":
     return values[column.codes]
 
 
-def known(column: "np.ndarray[Any, Any]") -> list[int | None]:
-    return [None if value == MISSING else value for value in column.tolist()]
+def known(column: "np.ndarray[Any, Any] | Packed") -> list[int | None]:
+    return [None if value == MISSING else value for value in column[:].tolist()]
 
 
 def expected_events(file: Any) -> Iterator[dict[str, Any]]:
@@ -126,7 +129,7 @@ def rebuilt_nodes(trace: HostTrace) -> Iterator[dict[str, Any]]:
     inputs, outputs = parsed(trace.input_values), parsed(trace.output_values)
     shapes, types = parsed(trace.input_shapes), parsed(trace.input_types)
     parents, attrs = known(trace.parent), {key: known(column) for key, column in trace.attrs.items()}
-    for row, number in enumerate(trace.node_id.tolist()):
+    for row, number in enumerate(trace.node_id[:].tolist()):
         yield {
             "id": number, "name": names[row], "parent": parents[row], "input_shapes": shapes[row],
             "input_types": types[row], "input_values": inputs[row], "output_values": outputs[row],

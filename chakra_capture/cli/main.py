@@ -1,5 +1,6 @@
 """Entry points ``chakra-capture`` and ``merge-traces``."""
 
+import gc
 import sys
 from io import TextIOWrapper
 
@@ -46,6 +47,7 @@ def merge_traces(argv: list[str] | None = None) -> None:
 
 
 def _run(built: App, argv: list[str] | None) -> int:
+    gc.disable()  # a command is short, and what it imports and reads are a million objects without a cycle
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks must not end in a traceback
             stream.reconfigure(errors="replace")

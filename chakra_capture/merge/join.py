@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from chakra_capture.trace.columns import MISSING, Int64, Positions, Texts
+from chakra_capture.trace.columns import MISSING, Int64, Positions
 from chakra_capture.trace.compiled import load
+from chakra_capture.trace.packed import Texts
 
 _LIBRARY = Path(__file__).with_name("_join")
 

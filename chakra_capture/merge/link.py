@@ -9,44 +9,7 @@ from chakra_capture.merge.rows import distinct_pairs
 from chakra_capture.trace.columns import MISSING, Bool, Int64, Positions, pick
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
-
-# Ids that are counted up are looked up in a table, which may be so many times as large as they are many.
-_DENSE = 8
-
-
-def match_keys(left: Int64, right: Int64) -> Int64:
-    """Row of ``right`` whose key equals each key of ``left``; the first one if several, -1 if none.
-
-    ``MISSING`` matches nothing.
-    """
-    known = np.flatnonzero(right != MISSING)
-    if not len(known) or not len(left):
-        return np.full(len(left), -1, dtype=np.int64)
-    keys = right[known]
-    low, high = int(keys.min()), int(keys.max())
-    if high - low <= _DENSE * (len(left) + len(keys)):
-        first = np.full(high - low + 1, len(right), dtype=np.int64)
-        np.minimum.at(first, keys - low, known)
-        inside = (left >= low) & (left <= high)
-        row = first[np.where(inside, left, low) - low]
-        return np.where(inside & (row < len(right)), row, -1)
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    at = np.minimum(np.searchsorted(ordered, left, side="left"), len(keys) - 1)
-    return np.where(ordered[at] == left, known[order[at]], -1)
-
-
-def num_distinct(keys: Int64) -> int:
-    """How many different keys there are, ``MISSING`` aside."""
-    keys = keys[keys != MISSING]
-    if not len(keys):
-        return 0
-    low, high = int(keys.min()), int(keys.max())
-    if high - low > _DENSE * len(keys):
-        return len(np.unique(keys))
-    seen = np.zeros(high - low + 1, dtype=bool)
-    seen[keys - low] = True
-    return int(np.count_nonzero(seen))
+from chakra_capture.trace.keys import match_keys, num_distinct
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +35,7 @@ def link_host_ops(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
     Args:
         is_cpu_op: device rows of kind host_op or annotation.
     """
-    host_ids = host.attrs["rf_id"]
+    host_ids = host.attrs["rf_id"][:]
     rows = np.flatnonzero(is_cpu_op)
     device_ids = device.ids["record_function_id"][rows]
     num_known = int(np.count_nonzero(device_ids != MISSING))
@@ -129,7 +92,7 @@ def _with_equal_name(host: HostTrace, device: DeviceTrace, rows: Int64, hit: Int
         row = rows[hit]
         return np.where((hit >= 0) & (device.name.codes[row] == host_code), row, -1)
     ids, number = np.unique(device.ids["record_function_id"][rows], return_inverse=True)
-    at = match_keys(host.attrs["rf_id"], ids)
+    at = match_keys(host.attrs["rf_id"][:], ids)
     width = len(code_of) + 1
     left = np.where((at >= 0) & (host_code >= 0), at * width + host_code, MISSING)
     hit = match_keys(left, number.reshape(-1).astype(np.int64) * width + device.name.codes[rows])
@@ -154,12 +117,18 @@ def _each_row_once(row: Int64, num_rows: int) -> Int64:
     return once
 
 
-def ambiguous_correlations(correlation: Int64, pid: Int64, is_runtime: Bool) -> Int64:
-    """Correlation ids under which calls of several processes stand: which of them launched, the file does not say."""
-    calls = np.flatnonzero(is_runtime & (correlation != MISSING))
-    if not len(calls) or (pid[calls] == pid[calls[0]]).all():
-        return calls[:0]
-    ids, _, _ = distinct_pairs(correlation[calls], pid[calls])
+def ambiguous_correlations(correlation: Int64, pid: Int64) -> Int64:
+    """Correlation ids under which calls of several processes stand: which of them launched, the file does not say.
+
+    Args:
+        correlation: of each runtime call.
+        pid: its process.
+    """
+    known = correlation != MISSING
+    correlation, pid = correlation[known], pid[known]
+    if not len(pid) or (pid == pid[0]).all():
+        return correlation[:0]
+    ids, _, _ = distinct_pairs(correlation, pid)
     ids, count = np.unique(ids, return_counts=True)
     return ids[count > 1]
 
@@ -174,7 +143,7 @@ def link_launches(
     """
     launch = np.full(len(correlation), -1, dtype=np.int32)
     calls = np.flatnonzero(is_runtime & (correlation != MISSING))
-    ambiguous = ambiguous_correlations(correlation, pid, is_runtime)
+    ambiguous = ambiguous_correlations(correlation[calls], pid[calls])
     if len(ambiguous):
         calls = calls[~np.isin(correlation[calls], ambiguous)]
     if num_distinct(correlation[calls]) < len(calls):

@@ -1,11 +1,11 @@
 """Writing one rank's tables; nodes go out block by block, so that no text of the whole trace is ever put together."""
 
-import io
 import os
+import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 import numpy as np
@@ -16,7 +16,8 @@ from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
 from chakra_capture.merge.tables import Columns, collectives
-from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, Texts, missing, pick, texts
+from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, missing, pick
+from chakra_capture.trace.packed import Texts, texts
 from chakra_capture.trace.schema import KINDS, NODES
 
 _BLOCK_ROWS = 1 << 14
@@ -130,7 +131,8 @@ class _Args:
             categories = [str(msgspec.json.encode(value), "utf-8", "replace") for value in device.category.values]
             self._head = Texts.of([*(f'{{"cat":{text}' for text in [*categories, "null"]), "{"])
             self._residue = Texts.of(f",{text[1:-1]}" for text in device.residue.values)
-            self._wide = {Texts.of([f',"{key}":']): _spread(c, device.num_rows) for key, c in device.wide.items()}
+            wide = {key: column for key, column in device.wide.items() if len(column.rows)}
+            self._wide = {Texts.of([f',"{key}":']): _spread(each, device.num_rows) for key, each in wide.items()}
         self._host: list[Coded] = []
         if host is not None:
             begin, middle, end = host.frames
@@ -167,18 +169,9 @@ def _spread(column: Sparse, size: int) -> Int64:
     return values
 
 
-@dataclass(frozen=True, slots=True)
-class RankTables:
-    """What is written for one rank: its windows' columns, and the small tables."""
-
-    windows: list[Columns]
-    edges: pl.DataFrame
-    steps: pl.DataFrame
-    link: dict[str, Any]
-
-
-def write_rank(out: Path, tables: RankTables) -> None:
-    """Write all files of one rank; link.json comes last, for the folder counts as merged only with it.
+@contextmanager
+def rank_folder(out: Path) -> Iterator[None]:
+    """Around the writing of one rank's tables: the folder exists, and does not count as merged before its link.json.
 
     Raises:
         TraceFileError: the folder cannot be written to.
@@ -186,25 +179,16 @@ def write_rank(out: Path, tables: RankTables) -> None:
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / layout.LINK_FILE).unlink(missing_ok=True)
-        for name, frame in (
-            (layout.NODES_FILE, _lazy_nodes(tables.windows)),
-            (layout.EDGES_FILE, tables.edges.lazy()),
-            (layout.STEPS_FILE, tables.steps.lazy()),
-        ):
-            # In memory first: polars does not say why a file cannot be written.
-            content = io.BytesIO()
-            frame.sink_parquet(
-                content, compression="zstd", compression_level=1, statistics=False, row_group_size=_BLOCK_ROWS
-            )
-            _replace(out / name, content.getbuffer())
-        _replace(out / layout.LINK_FILE, msgspec.json.format(msgspec.json.encode(tables.link), indent=1))
+        yield
     except OSError as error:
         raise TraceFileError(
             f"{out} cannot be written: {error.strerror or error}. Give a writable folder with -o."
         ) from error
 
 
-def _lazy_nodes(windows: list[Columns]) -> pl.LazyFrame:
+def write_nodes(path: Path, windows: list[Columns]) -> None:
+    """Write the nodes of all windows, numbered on through them."""
+
     def blocks(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
     ) -> Iterator[pl.DataFrame]:
@@ -213,14 +197,38 @@ def _lazy_nodes(windows: list[Columns]) -> pl.LazyFrame:
             yield from _Nodes(columns, window, first).blocks()
             first += len(columns)
 
-    return register_io_source(blocks, schema=NODES.schema)
+    write_table(path, register_io_source(blocks, schema=NODES.schema))
 
 
-def _replace(path: Path, content: bytes | memoryview) -> None:
+def write_table(path: Path, table: pl.LazyFrame) -> None:
+    """Write one table; its final name says that it is whole."""
+    with _replacing(path) as file:
+        try:
+            table.sink_parquet(
+                file, compression="zstd", compression_level=1, statistics=False, row_group_size=_BLOCK_ROWS
+            )
+        except pl.exceptions.ComputeError as error:
+            if match := _OS_ERROR.search(str(error)):
+                raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
+            raise
+
+
+def write_link(path: Path, link: dict[str, Any]) -> None:
+    """Write link.json."""
+    with _replacing(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(link), indent=1))
+
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     part = layout.part_path(path)
     try:
-        part.write_bytes(content)
+        with part.open("wb") as file:
+            yield file
         os.replace(part, path)
-    except OSError:
+    except BaseException:
         part.unlink(missing_ok=True)
         raise

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from chakra_capture import annotations
+from chakra_capture import annotations, layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.edges import Edges, find_edges
-from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops, match_keys
+from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
+from chakra_capture.merge.memory import give_back
 from chakra_capture.merge.order import link_by_order
-from chakra_capture.merge.output import RankTables, write_rank
+from chakra_capture.merge.output import rank_folder, write_link, write_nodes, write_table
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.roots import add_roots
 from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
@@ -22,6 +23,7 @@ from chakra_capture.trace.columns import MISSING, Coded
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import HostTrace, read_host_trace
+from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.reading import ScannerKind
 from chakra_capture.trace.schema import EDGES, KINDS, SCHEMA_VERSION, STEPS
 
@@ -64,24 +66,27 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
             repaired one.
         PairingError: two files are not of one process, rank and run, and ``force`` is off.
     """
-    columns, edges, steps, entries = [], [], [], []
+    columns: list[Columns] = []
+    edges, steps = [pl.DataFrame(schema=EDGES.schema)], [pl.DataFrame(schema=STEPS.schema)]
+    entries = []
     num_nodes = 0
     for window, files in enumerate(windows):
         merged = _merge_window(rank, files, options)
-        columns.append(merged.columns)
-        edges.append(_shift(merged.edges.table, window, num_nodes))
         device = merged.entry["device"]
         lost = device is not None and device["tail_lost"]
         steps.append(steps_table(merged.columns, window, num_nodes, cut_steps=files.cut_steps, device_tail_lost=lost))
+        columns.append(merged.columns)
+        edges.append(_shift(merged.edges.table, window, num_nodes))
         entries.append({"window": window, **merged.entry})
-        num_nodes += len(merged.columns)
-    tables = RankTables(
-        windows=columns,
-        edges=pl.concat(edges) if edges else pl.DataFrame(schema=EDGES.schema),
-        steps=pl.concat(steps) if steps else pl.DataFrame(schema=STEPS.schema),
-        link={"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries},
-    )
-    write_rank(out, tables)
+        num_nodes += len(columns[-1])
+        del merged
+    with rank_folder(out):
+        write_table(out / layout.EDGES_FILE, pl.concat(edges).lazy())
+        edges.clear()  # the nodes need the memory
+        give_back()
+        write_table(out / layout.STEPS_FILE, pl.concat(steps).lazy())
+        write_nodes(out / layout.NODES_FILE, columns)
+        write_link(out / layout.LINK_FILE, {"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries})
     return RankReport(rank, tuple(entries))
 
 
@@ -95,6 +100,7 @@ class _Window:
 def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Window:
     host = add_roots(read_host_trace(files.host, scanner=options.scanner)) if files.host else None
     device = read_device_trace(files.device, scanner=options.scanner) if files.device else None
+    give_back()
     if host is None and device is None:
         raise TraceFileError(f"rank {rank} has no trace file. Give a host trace, a device trace, or both.")
     _check_salvage(host, device, options)
@@ -115,6 +121,7 @@ def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Wind
     elif device is not None:
         faults = check_rank(device, rank, force=options.force)
     columns = link_rows(host, device, link)
+    device = columns.device  # the times are in the columns now
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
     if files.unfinished:
@@ -159,7 +166,7 @@ def _entry(
             *_plain_notes(host, faults if evidence is None else []),
             *_table_notes(columns, about_device),
         ],
-        "rows": {kind: n for kind in KINDS if (n := int(np.count_nonzero(columns.is_kind(kind))))},
+        "rows": {kind: n for kind, n in zip(KINDS, np.bincount(columns.kind).tolist(), strict=False) if n},
         "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
         "clock_offset_ns": edges.clock_offset_ns,
@@ -213,7 +220,7 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
         "finished": host.finished,
         "num_nodes": num_nodes,
         "num_roots": roots,
-        "num_with_record_function_id": int(np.count_nonzero(host.attrs["rf_id"] != MISSING)),
+        "num_with_record_function_id": int(np.count_nonzero(host.attrs["rf_id"][:] != MISSING)),
         "num_linked": linked,
         "num_host_only": num_nodes - roots - linked,
         "host_only_names": dict(sorted(only.items(), key=lambda item: (-item[1], item[0]))[:10]),
@@ -232,7 +239,7 @@ def _host_entry(host: HostTrace, columns: Columns, link: HostLink | None) -> dic
 
 def _cycle(host: HostTrace, ids: tuple[int, ...]) -> list[dict[str, Any]]:
     """The first nodes of a cycle, by id and name."""
-    rows = match_keys(np.array(ids[:10], dtype=np.int64), host.node_id)
+    rows = match_keys(np.array(ids[:10], dtype=np.int64), host.node_id[:])
     return [{"id": node, "name": host.name[row]} for node, row in zip(ids[:10], rows.tolist(), strict=True)]
 
 
@@ -254,13 +261,12 @@ def _parent_agreement(columns: Columns) -> dict[str, int]:
 
 
 def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
-    activity = columns.is_kind(*ACTIVITY_KINDS)
-    correlation = columns.integers("correlation_id")
-    no_id = activity & (correlation == MISSING)
-    ambiguous = np.isin(
-        correlation, ambiguous_correlations(correlation, columns.integers("pid"), columns.is_kind("runtime"))
-    )
-    launched = activity & (columns.launch >= 0)
+    rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS))
+    correlation, calls = columns.integers("correlation_id", rows), np.flatnonzero(columns.is_kind("runtime"))
+    no_id = correlation == MISSING
+    several = ambiguous_correlations(columns.integers("correlation_id", calls), columns.integers("pid", calls))
+    ambiguous = np.isin(correlation, several)
+    launched, has_parent = columns.launch[rows] >= 0, columns.parent[rows] >= 0
     return {
         "file": device.path.name,
         "scanner": str(device.scanner),
@@ -271,14 +277,14 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
         "rank": device.rank,
         "world_size": device.world_size,
         "backend": device.backend,
-        "num_activities": int(np.count_nonzero(activity)),
+        "num_activities": len(rows),
         "num_launched": int(np.count_nonzero(launched)),
-        "num_with_parent": int(np.count_nonzero(activity & (columns.parent >= 0))),
+        "num_with_parent": int(np.count_nonzero(has_parent)),
         "orphans": {
             "no_correlation_id": int(np.count_nonzero(no_id)),
-            "launch_not_in_file": int(np.count_nonzero(activity & ~no_id & ~ambiguous & (columns.launch < 0))),
-            "launch_in_several_processes": int(np.count_nonzero(activity & ambiguous)),
-            "launch_outside_any_op": int(np.count_nonzero(launched & (columns.parent < 0))),
+            "launch_not_in_file": int(np.count_nonzero(~no_id & ~ambiguous & ~launched)),
+            "launch_in_several_processes": int(np.count_nonzero(ambiguous)),
+            "launch_outside_any_op": int(np.count_nonzero(launched & ~has_parent)),
         },
         "num_bad_times": device.num_bad_times,
         "num_negative_durations": device.num_negative_durations,

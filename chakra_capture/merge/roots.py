@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from chakra_capture.merge.link import match_keys
 from chakra_capture.trace.columns import MISSING, Coded, Int64
 from chakra_capture.trace.host import PROCESS_NAME, THREAD_NAME, USER_SCOPE, AddedRoots, HostTrace
+from chakra_capture.trace.keys import match_keys
+from chakra_capture.trace.packed import Packed
 
 _MOST_NAMED = 10
 
@@ -30,14 +31,14 @@ def add_roots(host: HostTrace) -> HostTrace:
 
     Noted in ``host.salvage``, for it is a repair.
     """
-    dangling = np.flatnonzero((match_keys(host.parent, host.node_id) < 0) & (host.parent != MISSING))
+    dangling = np.flatnonzero((match_keys(host.parent[:], host.node_id[:]) < 0) & (host.parent[:] != MISSING))
     if not len(dangling):
         return host
     named = np.unique(host.parent[dangling])
     missing_parents = tuple(named[:_MOST_NAMED].tolist())
     shown = ", ".join(map(str, missing_parents)) + (" ..." if len(named) > _MOST_NAMED else "")
     host.salvage.note(f"parents that are not in the file ({shown}), nodes put under added roots: {len(dangling)}")
-    parent = host.parent.copy()
+    parent = host.parent[:]
     roots = _roots(host, dangling, parent)
     added = AddedRoots(len(dangling), missing_parents, len(roots))
     return replace(_appended(host, roots, parent), added=added)
@@ -65,8 +66,9 @@ def _roots(host: HostTrace, dangling: Int64, parent: Int64) -> list[_Root]:
 
 def _free_id(host: HostTrace) -> int:
     """An id below all those in the file."""
-    named = host.parent[host.parent != MISSING]
-    return min(int(host.node_id.min()), int(named.min(initial=0)), 0) - 1
+    named = host.parent[:]
+    named = named[named != MISSING]
+    return min(int(host.node_id[:].min()), int(named.min(initial=0)), 0) - 1
 
 
 def _appended(host: HostTrace, roots: list[_Root], parent: Int64) -> HostTrace:
@@ -74,19 +76,18 @@ def _appended(host: HostTrace, roots: list[_Root], parent: Int64) -> HostTrace:
         codes = len(column.values) + np.arange(len(values), dtype=np.int32)
         return Coded(np.concatenate([column.codes, codes]), [*column.values, *values])
 
-    def ints(column: Int64, *values: int) -> Int64:
-        return np.concatenate([column, np.array(values, dtype=np.int64)])
+    def ints(column: Packed | Int64, values: list[int]) -> Packed:
+        return Packed(np.append(column[:], np.array(values, dtype=np.int64)))
 
-    none, empty, no_details = [MISSING] * len(roots), ["[]"] * len(roots), ["{}"] * len(roots)
-    attrs = {key: ints(column, *none) for key, column in host.attrs.items()}
-    attrs["tid"][-len(roots) :] = [root.tid for root in roots]
-    attrs["scope"][-len(roots) :] = USER_SCOPE
+    empty, no_details = ["[]"] * len(roots), ["{}"] * len(roots)
+    of_root = {"tid": [root.tid for root in roots], "scope": [USER_SCOPE] * len(roots)}
+    none = [MISSING] * len(roots)
     return replace(
         host,
-        node_id=ints(host.node_id, *(root.node_id for root in roots)),
-        parent=ints(parent, *(root.parent for root in roots)),
+        node_id=ints(host.node_id, [root.node_id for root in roots]),
+        parent=ints(parent, [root.parent for root in roots]),
         name=text(host.name, *(PROCESS_NAME if root.parent == MISSING else THREAD_NAME for root in roots)),
-        attrs=attrs,
+        attrs={key: ints(column, of_root.get(key, none)) for key, column in host.attrs.items()},
         input_shapes=text(host.input_shapes, *empty),
         input_types=text(host.input_types, *empty),
         input_values=text(host.input_values, *empty),

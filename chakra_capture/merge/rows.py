@@ -60,7 +60,7 @@ def _category_kind(category: str) -> str:
 
 def host_kinds(host: HostTrace) -> "np.typing.NDArray[np.int8]":
     """Kind code of each node of a host trace, from its name and scope."""
-    user = host.attrs["scope"] == USER_SCOPE
+    user = host.attrs["scope"][:] == USER_SCOPE
     kind = np.where(user, CODE["annotation"], CODE["host_op"]).astype(np.int8)
     kind[host.is_process] = CODE["process"]
     kind[host.is_thread] = CODE["thread"]

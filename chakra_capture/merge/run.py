@@ -1,5 +1,6 @@
 """Merging every rank of a run: parallel processes, one bad rank never stops the others."""
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from chakra_capture import layout
 from chakra_capture.errors import ChakraCaptureError
+from chakra_capture.merge.memory import prepare_process
 from chakra_capture.merge.rank import MergeOptions, RankReport, merge_rank
 from chakra_capture.trace.discovery import RankFiles, Run
 
@@ -142,9 +144,11 @@ class _Worker:
 
 def _serve(pipe: "connection.Connection[RankReport, _Job]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
+    prepare_process()
     with suppress(EOFError), pipe:
         while True:
             pipe.send(_merge_one(pipe.recv()))
+            gc.collect()
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.merge import intervals
-from chakra_capture.merge.link import match_keys
 from chakra_capture.merge.rows import ACTIVITY_KINDS, DEVICE_KINDS
 from chakra_capture.merge.tables import Columns, step_rows
 from chakra_capture.trace.columns import MISSING, Int64, missing
+from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.schema import STEPS
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from chakra_capture import annotations
 from chakra_capture.merge.collectives import host_collective, kernel_collective, stated_collective
-from chakra_capture.merge.link import HostLink, link_launches, match_keys
+from chakra_capture.merge.link import HostLink, link_launches
 from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.merge.overlap import within_stream
 from chakra_capture.merge.rows import (
@@ -26,6 +26,8 @@ from chakra_capture.merge.rows import (
 from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, Ints, Part, Positions, concat_coded, missing, pick
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
+from chakra_capture.trace.keys import match_keys
+from chakra_capture.trace.packed import Packed
 
 _NESTS_OUTSIDE = ("python_function", "annotation", "host_op", "runtime")
 _ALL = slice(None)
@@ -111,16 +113,16 @@ class Columns:
         row_of_node = np.full(self.host.num_nodes, -1, dtype=np.int32)
         known = np.flatnonzero(self.host_node >= 0)
         row_of_node[self.host_node[known]] = known
-        parents = match_keys(self.host.parent, self.host.node_id)
+        parents = match_keys(self.host.parent[:], self.host.node_id[:])
         return pick(pick(row_of_node, parents, -1), self.host_node, -1)
 
-    def _of_device(self, values: Int64 | None, part: Part) -> Int64:
+    def _of_device(self, values: Packed | None, part: Part) -> Int64:
         rows = self.device_row[part]
-        return missing(len(rows)) if values is None else pick(values, rows, MISSING)
+        return missing(len(rows)) if values is None else values.pick(rows)
 
-    def _of_host(self, values: Int64 | None, part: Part) -> Int64:
+    def _of_host(self, values: Packed | None, part: Part) -> Int64:
         nodes = self.host_node[part]
-        return missing(len(nodes)) if values is None else pick(values, nodes, MISSING)
+        return missing(len(nodes)) if values is None else values.pick(nodes)
 
 
 _HOST_IDS = {"record_function_id": "rf_id", "sequence_number": "seq_id"}
@@ -130,6 +132,7 @@ _DEVICE_TRACKS = {"device": "pid", "stream": "tid"}
 def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLink | None) -> Columns:
     """Union of both files' rows with parents, launches, self times and steps."""
     columns = _in_order(_union(host, device, host_link), host_only=device is None)
+    columns.device = None if device is None else device.without_times()
     _nest_cpu(columns, host_only=device is None)
     _clip_streams(columns)
     columns.launch = link_launches(
@@ -152,7 +155,7 @@ def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLi
     host_node = np.full(size, -1, dtype=np.int32)
     if host is None:
         assert device is not None
-        tracks = find_tracks(device.pid, device.tid)
+        tracks = find_tracks(device.pid[:], device.tid[:])
         kind, name = device_kinds(device), device.name
         return Columns(host, device, device_row, host_node, kind, name, device.ts_ns, device.dur_ns, tracks)
     link = np.full(host.num_nodes, -1, dtype=np.int64) if host_link is None else host_link.device_row
@@ -164,8 +167,8 @@ def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLi
     if device is not None:
         kind, name = np.concatenate([device_kinds(device), kind]), concat_coded(device.name, name)
         ts_ns, dur_ns = np.concatenate([device.ts_ns, ts_ns]), np.concatenate([device.dur_ns, dur_ns])
-        pid = np.concatenate([device.pid, pid])
-        tid = np.concatenate([device.tid, _thread_ids(host, device, link)[alone]])
+        pid = np.concatenate([device.pid[:], pid])
+        tid = np.concatenate([device.tid[:], _thread_ids(host, device, link)[alone]])
     return Columns(
         host=host,
         device=device,
@@ -182,7 +185,7 @@ def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLi
 def _thread_ids(host: HostTrace, device: DeviceTrace, device_row: Int64) -> Int64:
     """Thread of each node as Kineto numbers it, learnt from the linked nodes of the same observer thread."""
     linked = np.flatnonzero(device_row >= 0)
-    observer_tid, kineto_tid = host.attrs["tid"], missing(host.num_nodes)
+    observer_tid, kineto_tid = host.attrs["tid"][:], missing(host.num_nodes)
     for number in np.unique(observer_tid):
         seen = device.tid[device_row[linked[observer_tid[linked] == number]]]
         if len(seen):

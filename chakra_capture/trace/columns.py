@@ -1,9 +1,9 @@
 """Columns as the readers hand them on: int64 arrays with one mark for a missing value, and coded text."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, overload
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -51,51 +51,8 @@ def pick(values: npt.NDArray[_Number], at: Int64 | Positions, none: int) -> npt.
     if not len(values):
         return np.full(len(at), none, dtype=values.dtype)
     found = values[at]
-    found[at < 0] = none
+    np.putmask(found, at < 0, none)
     return found
-
-
-class Texts(Sequence[str]):
-    """Texts one after the other in one array of UTF-8 bytes: a large dictionary without an object per entry.
-
-    Attributes:
-        data: the bytes.
-        ends: where each text ends.
-    """
-
-    def __init__(self, data: npt.NDArray[np.uint8], ends: Int64) -> None:
-        self.data, self.ends = data, ends
-
-    @classmethod
-    def of(cls, texts: Iterable[str | bytes]) -> "Texts":
-        parts = [text if isinstance(text, bytes) else text.encode("utf-8", "replace") for text in texts]
-        ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        return cls(np.frombuffer(b"".join(parts), dtype=np.uint8), ends)
-
-    def __len__(self) -> int:
-        return len(self.ends)
-
-    @overload
-    def __getitem__(self, at: int) -> str: ...
-    @overload
-    def __getitem__(self, at: slice) -> "list[str]": ...
-    def __getitem__(self, at: int | slice) -> "str | list[str]":
-        if isinstance(at, slice):
-            return [self[i] for i in range(*at.indices(len(self)))]
-        at = range(len(self))[at]
-        begin = int(self.ends[at - 1]) if at else 0
-        return self.data[begin : int(self.ends[at])].tobytes().decode("utf-8", "replace")
-
-    def __iter__(self) -> Iterator[str]:
-        begin, content = 0, self.data.tobytes()
-        for end in self.ends.tolist():
-            yield content[begin:end].decode("utf-8", "replace")
-            begin = end
-
-
-def texts(values: Sequence[str]) -> Texts:
-    """The values of a dictionary as ``Texts``."""
-    return values if isinstance(values, Texts) else Texts.of(values)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,15 @@
 """Reading a device trace (Kineto) into columns: every slice and instant, exact to the nanosecond."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from chakra_capture.errors import TraceFileError
-from chakra_capture.trace.columns import MISSING, Coded, Int64, Sparse, coded
+from chakra_capture.trace.columns import MISSING, Coded, Int64, Sparse, coded, missing
 from chakra_capture.trace.events import ID_ARGS, EventReader
+from chakra_capture.trace.packed import Packed
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, read_file
 from chakra_capture.trace.salvage import Salvage
 from chakra_capture.trace.times import to_epoch
@@ -44,11 +45,11 @@ class DeviceTrace:
     phase_type: Coded
     category: Coded
     name: Coded
-    pid: Int64
-    tid: Int64
+    pid: Packed
+    tid: Packed
     ts_ns: Int64
     dur_ns: Int64
-    ids: dict[str, Int64]
+    ids: dict[str, Packed]
     input_shapes: Coded
     input_types: Coded
     residue: Coded
@@ -65,7 +66,11 @@ class DeviceTrace:
 
     @property
     def num_rows(self) -> int:
-        return len(self.ts_ns)
+        return len(self.name)
+
+    def without_times(self) -> "DeviceTrace":
+        """The same without starts and durations, which a merge holds in an order of its own."""
+        return replace(self, ts_ns=missing(0), dur_ns=missing(0))
 
     @property
     def args(self) -> Coded:
@@ -121,9 +126,9 @@ def _holds_work(file: ReadFile) -> bool:
 
 def _trace(path: Path, file: ReadFile) -> DeviceTrace:
     ints, texts = file.rows.ints, file.rows.texts
-    ids = {column: ints[column] for column in ID_ARGS}
     for column in _ZERO_IS_NONE:
-        ids[column][ids[column] == 0] = MISSING
+        ints[column][ints[column] == 0] = MISSING
+    ids = {column: Packed(ints.pop(column)) for column in ID_ARGS}  # one by one, so that few are there twice
     ts_ns = to_epoch(ints["ts_ns"], head_integer(file.head.get("baseTimeNanoseconds")) or 0)
     dur_ns = ints["dur_ns"]
     dur_ns[texts["phase_type"].mask(("i", "I"))] = 0
@@ -138,8 +143,8 @@ def _trace(path: Path, file: ReadFile) -> DeviceTrace:
         phase_type=texts["phase_type"],
         category=texts["category"],
         name=texts["name"],
-        pid=ints["pid"],
-        tid=ints["tid"],
+        pid=Packed(ints.pop("pid")),
+        tid=Packed(ints.pop("tid")),
         ts_ns=ts_ns,
         dur_ns=dur_ns,
         ids=ids,

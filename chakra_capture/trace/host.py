@@ -9,7 +9,9 @@ import numpy as np
 
 from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Rows
+from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.nodes import INT_ATTRS, NodeReader
+from chakra_capture.trace.packed import Packed
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, head_text, read_file
 from chakra_capture.trace.salvage import Salvage
 
@@ -60,10 +62,10 @@ class HostTrace:
     schema: str | None
     pid: int | None
     finished: bool
-    node_id: Int64
-    parent: Int64
+    node_id: Packed
+    parent: Packed
     name: Coded
-    attrs: dict[str, Int64]
+    attrs: dict[str, Packed]
     input_shapes: Coded
     input_types: Coded
     input_values: Coded
@@ -147,19 +149,18 @@ def _trace(path: Path, file: ReadFile) -> HostTrace:
     cycles = _break_cycles(node_id, parent)
     if cycles:
         salvage.note(_cycle_note(cycles, node_id, texts["name"]))
-    attrs = {key: ints[key] for key in INT_ATTRS}
-    attrs["rf_id"][attrs["rf_id"] == 0] = MISSING
-    attrs["seq_id"][attrs["seq_id"] < 0] = MISSING
+    ints["rf_id"][ints["rf_id"] == 0] = MISSING
+    ints["seq_id"][ints["seq_id"] < 0] = MISSING
     schema = head_text(file.head.get("schema"))
     return HostTrace(
         path=path,
         schema=schema,
         pid=head_integer(file.head.get("pid")),
         finished=finished,
-        node_id=node_id,
-        parent=parent,
+        node_id=Packed(node_id),
+        parent=Packed(parent),
         name=texts["name"],
-        attrs=attrs,
+        attrs={key: Packed(ints.pop(key)) for key in INT_ATTRS},
         input_shapes=texts["input_shapes"],
         input_types=texts["input_types"],
         input_values=texts["input_values"],
@@ -176,6 +177,8 @@ def _trace(path: Path, file: ReadFile) -> HostTrace:
 def _without_duplicates(rows: Rows) -> Rows:
     """Of nodes with one id the last one counts, in the place of the first."""
     ids = rows.ints["node_id"]
+    if (ids[1:] > ids[:-1]).all():  # the observer counts them up
+        return rows
     unique, first = np.unique(ids, return_index=True)
     if len(unique) == len(ids):
         return rows
@@ -190,10 +193,10 @@ def _without_duplicates(rows: Rows) -> Rows:
 
 def _break_cycles(node_id: Int64, parent: Int64) -> list[tuple[int, ...]]:
     """Take the parent of the smallest id of each cycle away."""
-    order = np.argsort(node_id)
-    at = np.minimum(np.searchsorted(node_id, parent, sorter=order), len(node_id) - 1)
-    position = order[at]
-    known = (node_id[position] == parent) & (parent != MISSING)
+    position = match_keys(parent, node_id)
+    known = position >= 0
+    if (parent < node_id)[known].all():  # who is always older than its child is on no cycle
+        return []
     # Every node climbs twice as far in each round; who has not arrived in the end is on or under a cycle.
     up = np.append(np.where(known, position, len(node_id)), len(node_id))
     for _ in range(len(node_id).bit_length() + 1):

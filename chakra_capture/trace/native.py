@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from chakra_capture.trace import compiled
-from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse, Texts
+from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse
 from chakra_capture.trace.feed import Feed, State, Step, Taker
+from chakra_capture.trace.packed import Texts
 
 _I64 = ctypes.c_int64
 _POINTER = ctypes.c_void_p

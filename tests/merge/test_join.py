@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from chakra_capture.merge import join as join_module
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
-from chakra_capture.trace.columns import MISSING, Texts
+from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.compiled import load
+from chakra_capture.trace.packed import Texts
 
 ROWS = 7
 texts = st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), min_size=1, max_size=4)
@@ -44,12 +45,3 @@ def test_the_compiled_loop_is_the_one_tested() -> None:
 
 def test_no_rows() -> None:
     assert join([TextPiece(np.zeros(0, dtype=np.int32), Texts.of(["a"]))], 0).to_list() == []
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]))))
-def test_texts_read_as_a_sequence(values: list[str]) -> None:
-    column = Texts.of(values)
-    assert (len(column), list(column), column[:]) == (len(values), values, values)
-    assert [column[-i] for i in range(1, len(values) + 1)] == values[::-1]
-    with pytest.raises(IndexError):
-        column[len(values)]

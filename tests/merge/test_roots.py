@@ -68,7 +68,7 @@ def test_missing_ids_are_named_up_to_ten(tmp_path: Path) -> None:
 def test_two_threads_that_name_one_missing_parent_get_roots_of_their_own(tmp_path: Path) -> None:
     host = add_roots(read_host_trace(host_file(tmp_path, b=50, c=50)))
     assert host.added.num_roots == 2
-    assert len(set(host.node_id.tolist())) == host.num_nodes
+    assert len(set(host.node_id[:].tolist())) == host.num_nodes
 
 
 def test_strict_refuses_a_host_trace_that_lacks_a_parent(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def test_args_with_a_column_are_taken_out_and_the_rest_kept(tmp_path: Path) -> N
         "Input Dims": [[2, 3]], "Input type": ["float"], "grid": [1, 1, 1], "busy": 1.50,
     }  # fmt: skip
     trace = read(tmp_path, {"traceEvents": [event(args=args)]})
-    assert {key: values.tolist() for key, values in trace.ids.items()} == {
+    assert {key: values[:].tolist() for key, values in trace.ids.items()} == {
         "external_id": [5], "record_function_id": [MISSING], "correlation_id": [9], "sequence_number": [3],
         "device": [0], "stream": [MISSING],
     }  # fmt: skip
@@ -43,7 +43,7 @@ def test_args_with_a_column_are_taken_out_and_the_rest_kept(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("key", ["External id", "external id", "External Id"])
 def test_every_spelling_of_the_external_id_is_read(key: str, tmp_path: Path) -> None:
-    assert read(tmp_path, {"traceEvents": [event(args={key: 7})]}).ids["external_id"].tolist() == [7]
+    assert read(tmp_path, {"traceEvents": [event(args={key: 7})]}).ids["external_id"][:].tolist() == [7]
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_bare_infinity_and_nan_do_not_cost_the_event(tmp_path: Path) -> None:
 def test_pid_and_tid_that_are_no_numbers_are_missing(pid: Any, tid: Any, tmp_path: Path) -> None:
     events = [event(), event(pid=pid, tid=None if isinstance(tid, list) else tid)]
     trace = read(tmp_path, {"traceEvents": events})
-    assert (trace.pid.tolist(), trace.tid.tolist()) == ([1, MISSING], [2, MISSING])
+    assert (trace.pid[:].tolist(), trace.tid[:].tolist()) == ([1, MISSING], [2, MISSING])
 
 
 def test_events_of_wrong_shape_are_skipped_and_counted(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ SCHEMAS = ("1.0.1", "1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4", "1.1.0-chakra.0.
 def tree(trace: HostTrace) -> dict[int, tuple[str | None, int | None, int | None]]:
     """Name, parent and record-function id of each node."""
     none = {MISSING: None}
-    rows = zip(trace.node_id.tolist(), trace.parent.tolist(), trace.attrs["rf_id"].tolist(), strict=True)
+    rows = zip(trace.node_id[:].tolist(), trace.parent[:].tolist(), trace.attrs["rf_id"][:].tolist(), strict=True)
     return {n: (trace.name[i], none.get(p, p), none.get(r, r)) for i, (n, p, r) in enumerate(rows)}
 
 
@@ -91,7 +91,7 @@ def test_cycle_in_ctrl_deps_is_broken_and_named() -> None:
     assert tree(trace)[12][:2] == ("aten::addmm", 11)
     assert tree(trace)[1][1] is None  # the process root names itself, which is no cycle
     assert trace.salvage.notes == ["1 cycle(s) in ctrl_deps broken, first: 11 aten::linear, 12 aten::addmm"]
-    assert find_cycles({int(n): int(p) for n, p in zip(trace.node_id, trace.parent, strict=True)}) == []
+    assert find_cycles({int(n): int(p) for n, p in zip(trace.node_id[:], trace.parent[:], strict=True)}) == []
 
 
 @given(st.dictionaries(st.integers(0, 8), st.none() | st.integers(0, 9), max_size=9))
@@ -129,8 +129,8 @@ def test_numbers_out_of_range_are_none(tmp_path: Path) -> None:
 
 def test_ids_as_text_zero_ids_and_negative_sequence_numbers(tmp_path: Path) -> None:
     trace = read(tmp_path, node(5, None, rf_id="7", seq_id=-1), node(6, None, rf_id=0, seq_id=3))
-    assert trace.attrs["rf_id"].tolist() == [7, MISSING]
-    assert trace.attrs["seq_id"].tolist() == [MISSING, 3]
+    assert trace.attrs["rf_id"][:].tolist() == [7, MISSING]
+    assert trace.attrs["seq_id"][:].tolist() == [MISSING, 3]
 
 
 def test_repeated_node_ids_are_counted_and_the_last_one_stays(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_args_become_columns_or_stay_as_text(
 ) -> None:
     event = f'{{"ph": "X", "name": "n", "pid": 1, "tid": 2, "ts": 1, "dur": 1, "args": {args}}}'
     trace = device(tmp_path, f'{{"traceEvents": [{event}]}}', kind)
-    assert {key: int(c[0]) for key, c in trace.ids.items() if c[0] != MISSING} == ids
+    assert {key: int(c[:][0]) for key, c in trace.ids.items() if c[:][0] != MISSING} == ids
     assert trace.args[0] == residue
 
 
