@@ -1,10 +1,11 @@
-"""Dependencies between rows: launches, order on a thread, order on a stream, waits."""
+"""Dependencies between rows: launches, order on a thread, order on a stream, waits, hand-overs between threads."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
+from chakra_capture.merge.handover import find_handovers
 from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, group_numbers
 from chakra_capture.merge.tables import Columns
 from chakra_capture.merge.waits import find_waits
@@ -20,12 +21,14 @@ class Edges:
 
     Attributes:
         clock_offset_ns: added to device times so that no activity starts before its launch call does.
-        num_backward: edges per kind that pointed back in time even so, left out.
+        num_backward: edges per kind that pointed back in time even so, or joined moments that may be one; left out.
+        num_unresolved: waits and hand-overs, by name, of which the trace does not show the other side.
     """
 
     table: pl.DataFrame
     clock_offset_ns: int
     num_backward: dict[str, int]
+    num_unresolved: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,34 +42,50 @@ class _Part:
 
 def find_edges(columns: Columns) -> Edges:
     """All edges of one window."""
-    offset = clock_offset(columns)
+    launched = _timed_launches(columns)
+    offset = _clock_offset(columns, launched)
     on_device = columns.is_kind(*ACTIVITY_KINDS)
     start = columns.ts_ns + np.where(on_device & (columns.ts_ns != MISSING), offset, 0)
     has_end = (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
     end = np.where(has_end, start + np.where(has_end, columns.dur_ns, 0), MISSING)
-    parts = [_launches(columns, start), *_thread_order(columns, has_end), _stream_order(columns, start, has_end)]
-    waits = find_waits(columns)
-    parts += [
-        _wait_edges(columns, "sync", waits.sync, end, end),
-        _wait_edges(columns, "event_wait", waits.event, end, start),
+    parts = [
+        _launches(columns, start, launched),
+        *_thread_order(columns, has_end),
+        _stream_order(columns, start, has_end),
     ]
+    waits, handovers = find_waits(columns), find_handovers(columns, end)
     backward: dict[str, int] = {}
+    parts += [
+        _between_tracks(columns, "sync", _pairs(waits.sync), (end, end), backward),
+        _between_tracks(columns, "event_wait", _pairs(waits.event), (end, start), backward),
+        _between_tracks(columns, "inter_thread", (handovers.src, handovers.dst), (end, start), backward),
+    ]
+    if handovers.num_ambiguous:
+        waits.unresolved["autograd::engine"] = handovers.num_ambiguous
     frames = []
     for part in parts:
         times = {"start": start, "end": end}
         forward = times[part.src_at][part.src] <= times[part.dst_at][part.dst]
-        if not forward.all():
-            backward[part.kind] = backward.get(part.kind, 0) + int(np.count_nonzero(~forward))
+        _count(backward, part.kind, ~forward)
         frames.append(_frame(part, forward))
-    return Edges(pl.concat(frames), offset, backward)
+    return Edges(pl.concat(frames), offset, backward, waits.unresolved)
 
 
-def clock_offset(columns: Columns) -> int:
+def _pairs(pairs: list[tuple[int, int]]) -> tuple[Int64, Int64]:
+    src, dst = np.array(sorted(set(pairs)), dtype=np.int64).reshape(-1, 2).T
+    return src, dst
+
+
+def _count(backward: dict[str, int], kind: str, left_out: Bool) -> None:
+    if left_out.any():
+        backward[kind] = backward.get(kind, 0) + int(np.count_nonzero(left_out))
+
+
+def _clock_offset(columns: Columns, launched: Int64) -> int:
     """Smallest shift of the device clock, ns, under which no activity starts before its launch call; 0 if none.
 
     An activity that starts a second or more before its launch has a wrong time: no clock is that far off.
     """
-    launched = _timed_launches(columns)
     lag = columns.ts_ns[launched] - columns.ts_ns[columns.launch[launched]]
     lag = lag[lag > -_LARGEST_OFFSET_NS]
     return max(0, -int(lag.min())) if len(lag) else 0
@@ -79,9 +98,8 @@ def _timed_launches(columns: Columns) -> Int64:
     return np.flatnonzero(has_launch & known)
 
 
-def _launches(columns: Columns, start: Int64) -> _Part:
+def _launches(columns: Columns, start: Int64, rows: Int64) -> _Part:
     """One edge per activity whose launch is not implied by the launch of an earlier one on its stream."""
-    rows = _timed_launches(columns)
     if not len(rows):
         return _Part("launch", rows, "start", rows, "start")
     call = columns.launch[rows]
@@ -98,12 +116,11 @@ def _launches(columns: Columns, start: Int64) -> _Part:
 
 def _running_max(values: Int64, group: Int64) -> Int64:
     """Largest value before each row within its group, ``MISSING`` for the first; rows sorted by group."""
-    _, rank = np.unique(values, return_inverse=True)
+    ordered, rank = np.unique(values, return_inverse=True)
     rank = rank.reshape(-1)
     width = len(values) + 1
     running = np.maximum.accumulate(group * width + rank)
     first = np.concatenate([[True], group[1:] != group[:-1]])
-    ordered = np.unique(values)
     before = np.concatenate([[0], running[:-1]]) - group * width
     return np.where(first, MISSING, ordered[np.clip(before, 0, len(ordered) - 1)])
 
@@ -116,10 +133,11 @@ def _thread_order(columns: Columns, has_end: Bool) -> list[_Part]:
     # A row without an end orders nothing; what ran inside it is ordered by the row around it.
     while (open_parent := (parent >= 0) & ~timed[np.maximum(parent, 0)]).any():
         parent = np.where(open_parent, columns.parent[np.maximum(parent, 0)], parent)
-    order = np.lexsort((rows, parent, columns.track[rows]))
-    rows, parent = rows[order], parent[order]
-    track = columns.track[rows]
-    same = (parent[1:] == parent[:-1]) & (track[1:] == track[:-1])
+    # The outermost rows of a thread are siblings too; rows are in time order as they stand.
+    family = np.where(parent >= 0, parent, -1 - columns.track[rows])
+    order = np.argsort(family, kind="stable")
+    rows, parent, family = rows[order], parent[order], family[order]
+    same = family[1:] == family[:-1]
     first = np.concatenate([[True], ~same]) if len(rows) else np.zeros(0, dtype=bool)
     last = np.concatenate([~same, [True]]) if len(rows) else np.zeros(0, dtype=bool)
     has_parent = parent >= 0
@@ -139,22 +157,34 @@ def _stream_order(columns: Columns, start: Int64, has_end: Bool) -> _Part:
     return _Part("stream_order", rows[:-1][same], "end", rows[1:][same], "start")
 
 
-def _wait_edges(columns: Columns, kind: str, pairs: list[tuple[int, int]], src_time: Int64, dst_time: Int64) -> _Part:
-    """Waits of one kind without those that another one between the same two tracks implies."""
-    src, dst = np.array(sorted(set(pairs)), dtype=np.int64).reshape(-1, 2).T
-    track = columns.track
+def _between_tracks(
+    columns: Columns,
+    kind: str,
+    pairs: tuple[Int64, Int64],
+    times: tuple[Int64, Int64],
+    backward: dict[str, int],
+) -> _Part:
+    """Edges of one kind, from the end of a row, without those that another one between the same two tracks implies.
+
+    Args:
+        pairs: rows where each edge begins and ends.
+        times: of each row, the time at which an edge from it, or to it, stands.
+    """
+    (src, dst), (src_time, dst_time), track = pairs, times, columns.track
     known = (src_time[src] != MISSING) & (dst_time[dst] != MISSING)
-    forward = known & (src_time[src] <= dst_time[dst])
-    late = src[known & ~forward], dst[known & ~forward]
+    src, dst = src[known], dst[known]
+    forward = src_time[src] < dst_time[dst]
+    if kind != "inter_thread":
+        # Two moments at one time may close a circle, but not through the end of an activity that took some.
+        forward |= (src_time[src] == dst_time[dst]) & (columns.dur_ns[src] > 0)
+    _count(backward, kind, ~forward)
     src, dst = src[forward], dst[forward]
     order = np.lexsort((-src_time[src], dst_time[dst], track[dst], track[src]))
     src, dst = src[order], dst[order]
     if len(src):
         keep = src_time[src] > _running_max(src_time[src], group_numbers(track[src], track[dst]))
         src, dst = src[keep], dst[keep]
-    # The backward ones stay in the list, so that they are counted where all edges are checked.
-    dst_at = "end" if kind == "sync" else "start"
-    return _Part(kind, np.concatenate([src, late[0]]), "end", np.concatenate([dst, late[1]]), dst_at)
+    return _Part(kind, src, "end", dst, "end" if kind == "sync" else "start")
 
 
 def _streams(columns: Columns, rows: Int64) -> Int64:

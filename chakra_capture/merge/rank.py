@@ -169,6 +169,7 @@ def _entry(
         "rows": {kind: n for kind, n in zip(KINDS, np.bincount(columns.kind).tolist(), strict=False) if n},
         "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
+        "waits_unresolved": dict(sorted(edges.num_unresolved.items())),
         "clock_offset_ns": edges.clock_offset_ns,
         "repairs": {
             "rows_repaired": int(np.count_nonzero(columns.repaired)),

@@ -1,15 +1,17 @@
-"""Where one side waits for the other: synchronising calls, event waits, and hand-overs between threads.
+"""Where one side waits for the other: synchronising calls, event waits, blocking copies.
 
 Taken from the ``cuda_sync`` records where the trace has them, else from the runtime calls; what neither shows is
 left out. Which work is meant is read from the order of launches: a record or a wait sees what was launched before it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 
-from chakra_capture.merge.rows import ACTIVITY_KINDS, end_of
+from chakra_capture.merge.event_calls import is_event_wait, read_event_calls
+from chakra_capture.merge.launched import Launches
+from chakra_capture.merge.rows import CODE, end_of
 from chakra_capture.merge.tables import Columns
 from chakra_capture.trace.columns import MISSING, Int64
 
@@ -20,10 +22,18 @@ _BLOCKING_COPIES = ("cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream")
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Pairs of rows: ``sync`` from the end of an activity to the end of a call, ``event`` between activities."""
+    """Pairs of rows: ``sync`` from the end of an activity to the end of a call, ``event`` between activities.
 
-    sync: list[tuple[int, int]]
-    event: list[tuple[int, int]]
+    Attributes:
+        unresolved: waits, by name of the call, of which nothing shows what they wait for.
+    """
+
+    sync: list[tuple[int, int]] = field(default_factory=list)
+    event: list[tuple[int, int]] = field(default_factory=list)
+    unresolved: dict[str, int] = field(default_factory=dict)
+
+    def leave_out(self, name: str | None) -> None:
+        self.unresolved[name or ""] = self.unresolved.get(name or "", 0) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,84 +52,66 @@ class _SyncArgs(msgspec.Struct):
     wait_on_stream: int | None = None
 
 
-class _Launches:
-    """Activities of each (device, stream), and of each launching thread, in the order of their launches."""
-
-    def __init__(self, columns: Columns) -> None:
-        rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS) & (columns.launch >= 0) & (columns.ts_ns != MISSING))
-        launched = columns.ts_ns[columns.launch[rows]]
-        rows, launched = rows[launched != MISSING], launched[launched != MISSING]
-        order = np.lexsort((columns.ts_ns[rows], launched))
-        rows, launched = rows[order], launched[order]
-        self._thread_of_row = columns.track
-        device, stream = columns.integers("device", rows), columns.integers("stream", rows)
-        self._by_stream: dict[tuple[int, int], _Queue] = {}
-        for key in sorted(set(zip(device.tolist(), stream.tolist(), strict=True))):
-            mine = (device == key[0]) & (stream == key[1])
-            self._by_stream[key] = _Queue(launched[mine], rows[mine])
-        thread = self._thread_of_row[columns.launch[rows]]
-        self._by_thread = {
-            int(number): _Queue(launched[thread == number], rows[thread == number]) for number in np.unique(thread)
-        }
-
-    def streams(self, device: int) -> list[tuple[int, int]]:
-        """Streams of a device; of all devices where the record does not name one."""
-        return [key for key in self._by_stream if device in (MISSING, key[0])]
-
-    def last_before(self, device: int, stream: int, time: int) -> int | None:
-        """Last activity launched on a stream before ``time``."""
-        queue = self._by_stream.get((device, stream))
-        return queue.last_before(time) if queue else None
-
-    def first_after(self, device: int, stream: int, time: int) -> int | None:
-        """First activity launched on a stream at or after ``time``."""
-        queue = self._by_stream.get((device, stream))
-        return queue.first_after(time) if queue else None
-
-    def last_of_thread(self, call: int, time: int) -> int | None:
-        """Last activity that the thread of ``call`` launched on any stream before ``time``."""
-        queue = self._by_thread.get(int(self._thread_of_row[call]))
-        return queue.last_before(time) if queue else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Queue:
-    launched_ns: Int64
-    rows: Int64
-
-    def last_before(self, time: int) -> int | None:
-        at = int(np.searchsorted(self.launched_ns, time, side="left"))
-        return int(self.rows[at - 1]) if at else None
-
-    def first_after(self, time: int) -> int | None:
-        at = int(np.searchsorted(self.launched_ns, time, side="left"))
-        return int(self.rows[at]) if at < len(self.rows) else None
-
-
 def find_waits(columns: Columns) -> Waits:
     """All waits of one window that the trace shows."""
-    launches = _Launches(columns)
-    waits = Waits([], [])
-    calls = np.flatnonzero(columns.is_kind("runtime") & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING))
-    records = _records(columns)
-    by_correlation = _by_correlation(columns, calls) if records else {}
-    explained = set()
-    for record in records:
-        call = by_correlation.get(record.correlation)
-        if call is not None:
-            explained.add(call)
-            _from_record(columns, launches, record, call, by_correlation, waits)
-    per_name = [_waits_for(name) for name in columns.name.values]
-    for call in calls.tolist():
-        kind = per_name[columns.name.codes[call]] if call not in explained else None
-        if kind is not None:
-            _from_call(columns, launches, call, kind, waits)
+    waits = Waits()
     _blocking_copies(columns, waits)
+    calls = np.flatnonzero((columns.kind == CODE["runtime"]) & (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING))
+    recorded = np.flatnonzero(columns.kind == CODE["sync"])
+    waiting = calls[columns.name.accepted(calls, _is_wait)]
+    if not len(recorded) and not len(waiting):
+        return waits
+    launches = Launches(columns)
+    explained = _from_records(columns, launches, recorded, calls, waits) if len(recorded) else set()
+    events = []
+    # A call of the driver within one of the runtime is the same wait.
+    around = columns.parent[waiting]
+    nested = (around >= 0) & (columns.kind[around] == CODE["runtime"]) & columns.name.accepted(around, _is_wait)
+    for call in waiting[~nested].tolist():
+        if call in explained:
+            continue
+        kind = _waits_for(columns.name[call] or "")
+        if kind != "event":
+            _from_call(columns, launches, call, kind, waits)
+        elif len(recorded):
+            waits.leave_out(columns.name[call])
+        else:
+            events.append(call)
+    if events:
+        _from_event_calls(columns, events, waits)
     return waits
 
 
-def _records(columns: Columns) -> list[_Record]:
-    rows = np.flatnonzero(columns.is_kind("sync"))
+def _from_event_calls(columns: Columns, calls: list[int], waits: Waits) -> None:
+    found = read_event_calls(columns, np.array(calls, dtype=np.int64))
+    for call, src, dst, is_sync in zip(calls, found.src.tolist(), found.dst.tolist(), found.is_sync, strict=True):
+        if src < 0:
+            waits.leave_out(columns.name[call])
+        else:
+            (waits.sync if is_sync else waits.event).append((src, dst))
+
+
+def _from_records(columns: Columns, launches: Launches, recorded: Int64, calls: Int64, waits: Waits) -> set[int]:
+    """Waits of all ``cuda_sync`` records; returns the calls that have one."""
+    records = _records(columns, recorded)
+    # Of nested calls the outermost: it stands before the others.
+    correlation = columns.integers("correlation_id", calls)
+    named = np.isin(correlation, [number for record in records for number in (record.correlation, record.event_record)])
+    correlation, calls = correlation[named], calls[named]
+    by_correlation = dict(zip(correlation[::-1].tolist(), calls[::-1].tolist(), strict=True))
+    by_correlation.pop(MISSING, None)
+    explained = set()
+    for record in records:
+        call = by_correlation.get(record.correlation)
+        if call is None:
+            waits.leave_out(record.name)
+        else:
+            explained.add(call)
+            _from_record(columns, launches, record, call, by_correlation.get(record.event_record), waits)
+    return explained
+
+
+def _records(columns: Columns, rows: Int64) -> list[_Record]:
     names = [columns.name[row] or "" for row in rows.tolist()]
     ids = [columns.integers(key, rows).tolist() for key in ("device", "stream", "correlation_id")]
     events = columns.wide(_RECORD_ID, rows).tolist()
@@ -127,16 +119,10 @@ def _records(columns: Columns) -> list[_Record]:
     return [_Record(*each) for each in zip(names, *ids, events, streams, strict=True)]
 
 
-def _by_correlation(columns: Columns, calls: Int64) -> dict[int, int]:
-    """Call of each correlation id, the outermost where calls are nested."""
-    correlation = columns.integers("correlation_id", calls)
-    return dict(zip(correlation[::-1].tolist(), calls[::-1].tolist(), strict=True))
-
-
 def _from_record(
-    columns: Columns, launches: _Launches, record: _Record, call: int, by_correlation: dict[int, int], waits: Waits
+    columns: Columns, launches: Launches, record: _Record, call: int, event: int | None, waits: Waits
 ) -> None:
-    """Waits of one ``cuda_sync`` record; ``call`` is the runtime call with its correlation id."""
+    """Waits of one record; ``call`` waits, ``event`` is the call that recorded the event it waits for."""
     device, begun = record.device, int(columns.ts_ns[call])
     if record.name == "Context Sync":
         for on_device, stream in launches.streams(device):
@@ -144,8 +130,8 @@ def _from_record(
     elif record.name == "Stream Sync":
         _add(waits.sync, launches.last_before(device, record.stream, begun), call)
     elif record.name in ("Event Sync", "Stream Wait Event"):
-        event = by_correlation.get(record.event_record)
         if event is None or record.wait_on_stream is None:
+            waits.leave_out(columns.name[call])
             return
         source = launches.last_before(device, record.wait_on_stream, int(columns.ts_ns[event]))
         if record.name == "Event Sync":
@@ -157,28 +143,37 @@ def _from_record(
 
 
 def _waits_for(name: str) -> str | None:
-    """What a call waits for, by its name: the device, what its thread launched on a stream, or nothing known."""
+    """What a call waits for, by its name: the device, what its thread launched on a stream, an event, or nothing."""
     if name.endswith(_DEVICE_WIDE):
         return "device"
-    return "stream" if name.endswith("StreamSynchronize") else None
+    if name.endswith("StreamSynchronize"):
+        return "stream"
+    return "event" if is_event_wait(name) else None
 
 
-def _from_call(columns: Columns, launches: _Launches, call: int, kind: str, waits: Waits) -> None:
+def _is_wait(name: str) -> bool:
+    return _waits_for(name) is not None
+
+
+def _from_call(columns: Columns, launches: Launches, call: int, kind: str | None, waits: Waits) -> None:
     """Waits of a synchronising call that has no record: the call does not say which stream it waits for."""
     begun = int(columns.ts_ns[call])
     if kind == "device":
         for device, stream in launches.streams(MISSING):
             _add(waits.sync, launches.last_before(device, stream, begun), call)
-    else:
-        _add(waits.sync, launches.last_of_thread(call, begun), call)
+        return
+    source = launches.last_of_thread(call, begun)
+    if source is None:
+        waits.leave_out(columns.name[call])
+    _add(waits.sync, source, call)
 
 
 def _blocking_copies(columns: Columns, waits: Waits) -> None:
     """A copy to pageable memory blocks its own launch call, which returns when the copy is done."""
-    pageable = np.array(["Pageable" in name for name in columns.name.values], dtype=bool)
-    rows = np.flatnonzero(columns.is_kind("memcpy") & (columns.launch >= 0))
+    rows = np.flatnonzero((columns.kind == CODE["memcpy"]) & (columns.launch >= 0))
     calls = columns.launch[rows]
-    blocks = columns.name.mask_of(pageable)[rows] | columns.name.mask(_BLOCKING_COPIES)[calls]
+    pageable = columns.name.accepted(rows, lambda name: "Pageable" in name)
+    blocks = pageable | columns.name.accepted(calls, _BLOCKING_COPIES.__contains__)
     done, returned = (end_of(columns.ts_ns[r], columns.dur_ns[r]) for r in (rows, calls))
     inside = blocks & (done != MISSING) & (done <= returned)
     waits.sync.extend(zip(rows[inside].tolist(), calls[inside].tolist(), strict=True))

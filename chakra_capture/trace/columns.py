@@ -1,7 +1,7 @@
 """Columns as the readers hand them on: int64 arrays with one mark for a missing value, and coded text."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -72,9 +72,11 @@ class Coded:
 
     def mask_of(self, per_value: Bool) -> Bool:
         """Rows of the values for which ``per_value`` is true; null rows are false."""
-        if not len(per_value):
-            return np.zeros(len(self.codes), dtype=bool)
-        return np.asarray(per_value[self.codes] & (self.codes >= 0))
+        return np.append(per_value, False)[self.codes]  # null, -1, takes the last
+
+    def accepted(self, rows: Int64 | Positions, accept: Callable[[str], bool]) -> Bool:
+        """Which of the given rows have a value that ``accept`` takes; null rows are false."""
+        return np.array([*map(accept, self.values), False], dtype=bool)[self.codes[rows]]
 
     def __getitem__(self, row: int) -> str | None:
         code = int(self.codes[row])

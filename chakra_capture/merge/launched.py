@@ -1,0 +1,63 @@
+"""What ran on a stream, or was launched by a thread, in the order of the launches."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from chakra_capture.merge.rows import ACTIVITY_KINDS
+from chakra_capture.merge.tables import Columns
+from chakra_capture.trace.columns import MISSING, Int64
+
+
+class Launches:
+    """Activities of each (device, stream), and of each launching thread, in the order of their launches."""
+
+    def __init__(self, columns: Columns) -> None:
+        rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS) & (columns.launch >= 0) & (columns.ts_ns != MISSING))
+        launched = columns.ts_ns[columns.launch[rows]]
+        rows, launched = rows[launched != MISSING], launched[launched != MISSING]
+        order = np.lexsort((columns.ts_ns[rows], launched))
+        rows, launched = rows[order], launched[order]
+        self._thread_of_row = columns.track
+        device, stream = columns.integers("device", rows), columns.integers("stream", rows)
+        self._by_stream: dict[tuple[int, int], _Queue] = {}
+        for key in sorted(set(zip(device.tolist(), stream.tolist(), strict=True))):
+            mine = (device == key[0]) & (stream == key[1])
+            self._by_stream[key] = _Queue(launched[mine], rows[mine])
+        thread = self._thread_of_row[columns.launch[rows]]
+        self._by_thread = {
+            int(number): _Queue(launched[thread == number], rows[thread == number]) for number in np.unique(thread)
+        }
+
+    def streams(self, device: int) -> list[tuple[int, int]]:
+        """Streams of a device; of all devices where the record does not name one."""
+        return [key for key in self._by_stream if device in (MISSING, key[0])]
+
+    def last_before(self, device: int, stream: int, time: int) -> int | None:
+        """Last activity launched on a stream before ``time``."""
+        queue = self._by_stream.get((device, stream))
+        return queue.last_before(time) if queue else None
+
+    def first_after(self, device: int, stream: int, time: int) -> int | None:
+        """First activity launched on a stream at or after ``time``."""
+        queue = self._by_stream.get((device, stream))
+        return queue.first_after(time) if queue else None
+
+    def last_of_thread(self, call: int, time: int) -> int | None:
+        """Last activity that the thread of ``call`` launched on any stream before ``time``."""
+        queue = self._by_thread.get(int(self._thread_of_row[call]))
+        return queue.last_before(time) if queue else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    launched_ns: Int64
+    rows: Int64
+
+    def last_before(self, time: int) -> int | None:
+        at = int(np.searchsorted(self.launched_ns, time, side="left"))
+        return int(self.rows[at - 1]) if at else None
+
+    def first_after(self, time: int) -> int | None:
+        at = int(np.searchsorted(self.launched_ns, time, side="left"))
+        return int(self.rows[at]) if at < len(self.rows) else None
