@@ -22,6 +22,7 @@ import json
 import math
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -45,6 +46,7 @@ MEMORY_BAR = {"native": 0.6, "msgspec": 1.2}
 GROWTH_BAR = 1.05
 LINKING_BAR = 0.10
 LINK_TOOL_BAR = 100
+MARKED = re.compile(r"(<!-- bench_merge:begin[^>]*-->\n).*?(<!-- bench_merge:end -->)", re.DOTALL)
 NAMES = {
     "json.load": "`json.load` of both files",
     "native": "merge, C scanner",
@@ -109,6 +111,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--peer-factors", nargs="*", type=int, help="factors for the other tools; default all")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds after which one process is given up")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every number there, too")
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE", help="put the tables between this file's bench_merge marks"
+    )
     options = parser.parse_args(arguments)
     wanted = [path for _, *paths in options.pair for path in map(Path, paths)]
     wanted = wanted or [options.host, options.device, options.grow_with]
@@ -339,8 +344,12 @@ def main(arguments: list[str]) -> int:
     judged = bars(found, grown)
     header = f"{time.strftime('%Y-%m-%d')}, {machine()}; medians of {options.rounds} interleaved rounds."
     blocks = [[header, *not_measured(options)], cost_lines(found), growth_lines(grown), stage_lines(found)]
-    held = [f"{'held  ' if bar.is_held else 'MISSED'} {bar.what}: {bar.measured} ({bar.bar})" for bar in judged]
-    print("\n\n".join("\n".join(block) for block in [*blocks, held]))
+    tables = "\n\n".join("\n".join(block) for block in blocks)
+    print(tables, end="\n\n")
+    for bar in judged:
+        print(f"{'held  ' if bar.is_held else 'MISSED'} {bar.what}: {bar.measured} ({bar.bar})")
+    if options.into:
+        options.into.write_text(MARKED.sub(lambda match: f"{match[1]}{tables}\n{match[2]}", options.into.read_text()))
     if options.json:
         options.json.write_text(json.dumps(as_json(header, found, grown, judged), indent=1) + "\n")
     return 0 if all(bar.is_held for bar in judged) else 1
