@@ -111,6 +111,13 @@ def test_launch_whose_time_was_lost_gives_neither_parent_nor_clock_offset(tmp_pa
     assert "launch" not in merged.link["windows"][0]["edges"]
 
 
+def test_call_whose_time_was_lost_is_the_launch_only_if_there_is_no_other(tmp_path: Path) -> None:
+    trace = TraceBuilder().op("a", 0, 100).runtime("cudaLaunchKernel", None, 20, 5)
+    trace.runtime("cuLaunchKernel", 10, 10, 5, cat="cuda_driver").kernel("k", 40, 5, 5)
+    shown = named(trace.merged(tmp_path), "kind", "parent", "launch").filter(pl.col("kind") == "kernel")
+    assert shown.rows() == [("kernel", "a", "cuLaunchKernel")]
+
+
 def test_threads_of_two_processes_with_one_number_do_not_mix(tmp_path: Path) -> None:
     trace = TraceBuilder().step(3, 0, 100).op("mine", 10, 20)
     trace.event(ph="X", cat="cpu_op", name="foreign", pid=999, tid=11, ts=5, dur=90, args={})
