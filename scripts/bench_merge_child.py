@@ -27,10 +27,10 @@ STAGES = {
         "merge.tables._nest_cpu",
         "merge.tables._device_parents",
     ),
-    "rows and their order": ("merge.rank.link_rows",),
+    "rows and their order": ("merge.rank.add_roots", "merge.rank.link_rows"),
     "edges": ("merge.rank.find_edges",),
     "steps and link.json": ("merge.rank.steps_table", "merge.rank._entry"),
-    "writing": ("merge.rank.write_rank",),
+    "writing": ("merge.rank.write_nodes", "merge.rank.write_table", "merge.rank.write_link"),
 }
 
 
