@@ -185,13 +185,16 @@ def _table_notes(columns: Columns, device: dict[str, Any] | None) -> list[str]:
     notes = []
     if device is not None and not device["steps"]:
         notes.append("no step is marked (ProfilerStep): the table steps has one row for the whole window")
+    if device is not None and device["device_time_without_host_node_ns"]:
+        without, total = device["device_time_without_host_node_ns"], device["device_time_ns"]
+        notes.append(f"device time of ops that only the device trace holds: {without} of {total} ns")
     if columns.num_clipped:
         notes.append(f"rows that reach past the end of the row around them, clipped to it: {columns.num_clipped}")
-    if columns.num_overlaps:
+    if columns.num_overlaps and device is not None:
         timed = columns.is_kind(*ACTIVITY_KINDS) & (columns.self_ns != MISSING)
         notes.append(
             "same-stream overlap: device activities that run past the next start on their stream, clipped there: "
-            f"{columns.num_overlaps} (device activities sum to {int(columns.self_ns[timed].sum())} ns, "
+            f"{columns.num_overlaps} (device activities sum to {device['device_time_ns']} ns, "
             f"as recorded {int(columns.dur_ns[timed].sum())} ns)"
         )
     return notes
@@ -268,6 +271,8 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
     several = ambiguous_correlations(columns.integers("correlation_id", calls), columns.integers("pid", calls))
     ambiguous = np.isin(correlation, several)
     launched, has_parent = columns.launch[rows] >= 0, columns.parent[rows] >= 0
+    counted = np.maximum(columns.self_ns[rows], 0)
+    unknown = has_parent & (columns.host_node[np.maximum(columns.parent[rows], 0)] < 0)
     return {
         "file": device.path.name,
         "scanner": str(device.scanner),
@@ -281,6 +286,8 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
         "num_activities": len(rows),
         "num_launched": int(np.count_nonzero(launched)),
         "num_with_parent": int(np.count_nonzero(has_parent)),
+        "device_time_ns": int(counted.sum()),
+        "device_time_without_host_node_ns": None if columns.host is None else int(counted[unknown].sum()),
         "orphans": {
             "no_correlation_id": int(np.count_nonzero(no_id)),
             "launch_not_in_file": int(np.count_nonzero(~no_id & ~ambiguous & ~launched)),

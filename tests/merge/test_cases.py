@@ -173,3 +173,18 @@ def test_window_without_a_marked_step_is_one_row_of_steps(tmp_path: Path) -> Non
     assert "no step is marked; window 0 of rank 0 from first to last event: 740.00 us" in merged.shown.out
     assert merged.summary["operators"]
     assert merged.window["salvaged"] is False
+
+
+def test_device_time_of_a_step_that_the_host_trace_lacks_is_said(tmp_path: Path) -> None:
+    folder, expected = case("046-kineto-has-more-steps-than-et")
+    merged = merge(tmp_path, host=folder / "et.json", device=folder / "kineto.json")
+    host, device = merged.window["host"], merged.window["device"]
+    assert host["num_linked"] == expected["matched"]
+    assert merged.nodes.filter(pl.col("kind").is_in(["host_op", "annotation"])).height == expected["kineto_ops"]
+    alone = sorted(set(device["steps"]) - set(host["steps"]))
+    assert [f"ProfilerStep#{number}" for number in alone] == expected["unmatched_steps"]
+    assert "steps that only the device trace holds: 4" in merged.shown.out
+    assert device["device_time_without_host_node_ns"] / 1000 == expected["gpu_time_unattached_us"]
+    assert said(merged, "device time of ops that only the device trace holds: 520000 of 1040000 ns")
+    # Nothing is cut or repaired: the host trace was stopped a step earlier.
+    assert merged.window["salvaged"] is False
