@@ -169,7 +169,7 @@ def compared(folder: Path, seeds: list[tuple[int, bytes]], rng: random.Random, c
         path.write_bytes(mutate(data, rng, most=2))
         read = read_host_trace if host else read_device_trace
         size = rng.choice((1, 7, 64, 4096, 1 << 20))
-        first = outcome(read, path, options=ReadOptions(ScannerKind.NATIVE, size))
+        first = outcome(read, path, options=ReadOptions(ScannerKind.NATIVE, buffer_size=size))
         second = outcome(read, path, scanner=ScannerKind.MSGSPEC)
         survivors += not isinstance(first, str)
         refused += isinstance(first, str)

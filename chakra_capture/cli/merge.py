@@ -36,6 +36,7 @@ def merge(
     job: str | None = None,
     ranks: Annotated[list[int] | None, Parameter(negative=(), consume_multiple=True)] = None,
     workers: Annotated[int | None, Parameter(validator=not_negative)] = None,
+    memory_budget: str | None = None,
     force: Annotated[bool, Parameter(negative=())] = False,
     strict: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -71,6 +72,10 @@ def merge(
         Merge only these ranks.
     workers
         Ranks merged at once; default, or 0: one per core.
+    memory_budget
+        For traces larger than memory: what is read of a rank past this size (such as 500MB or 2GB) goes
+        to temporary files in its output folder. Linking still holds about a quarter of the size of the
+        traces in memory.
     force
         Merge files that are not of one process, rank and run all the same; link.json says so.
     strict
@@ -80,7 +85,8 @@ def merge(
     """
     from chakra_capture.merge.rank import MergeOptions
 
-    options = MergeOptions(force=force, strict=strict)
+    budget = None if memory_budget is None else _bytes(memory_budget)
+    options = MergeOptions(force=force, strict=strict, memory_budget=budget)
     run, out = _single(host, device, rank, path, output) if host or device else _folder(path, job, ranks, output)
     reports = _merge(run, out, options, workers)
     if json:
@@ -88,6 +94,13 @@ def merge(
     else:
         _print(out, reports)
     return EXIT_BAD_INPUT if any(report.error for report in reports) else EXIT_OK
+
+
+def _bytes(text: str) -> int:
+    match = re.fullmatch(r"(\d{1,12})\s*([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise UsageError(f"--memory-budget {text!r} is no size. Give a number of bytes, such as 500MB or 2GB.")
+    return int(match[1]) * {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}[match[2].upper()]
 
 
 def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output: Path | None) -> "tuple[Run, Path]":

@@ -24,17 +24,25 @@ from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import HostTrace, read_host_trace
 from chakra_capture.trace.keys import match_keys
-from chakra_capture.trace.reading import ScannerKind
+from chakra_capture.trace.reading import ReadOptions, ScannerKind
 from chakra_capture.trace.schema import EDGES, KINDS, SCHEMA_VERSION, STEPS
+from chakra_capture.trace.spill import Spill
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """How strict a merge is, and what reads the files (None: the C scanner where it is built)."""
+    """How strict a merge is, and how the files are read.
+
+    Attributes:
+        scanner: what reads the files; None takes the C scanner where it is built.
+        memory_budget: bytes of columns as read that may stay in memory; the others go to unnamed files in the
+            folder of the rank. None keeps all in memory.
+    """
 
     force: bool = False
     strict: bool = False
     scanner: ScannerKind | None = None
+    memory_budget: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
     entries = []
     num_nodes = 0
     for window, files in enumerate(windows):
-        merged = _merge_window(rank, files, options)
+        merged = _merge_window(rank, files, out, options)
         device = merged.entry["device"]
         lost = device is not None and device["tail_lost"]
         steps.append(steps_table(merged.columns, window, num_nodes, cut_steps=files.cut_steps, device_tail_lost=lost))
@@ -97,9 +105,11 @@ class _Window:
     entry: dict[str, Any]
 
 
-def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Window:
-    host = add_roots(read_host_trace(files.host, scanner=options.scanner)) if files.host else None
-    device = read_device_trace(files.device, scanner=options.scanner) if files.device else None
+def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOptions) -> _Window:
+    spill = None if options.memory_budget is None else Spill(out, options.memory_budget)
+    how = ReadOptions(scanner=options.scanner, spill=spill)
+    host = add_roots(read_host_trace(files.host, options=how)) if files.host else None
+    device = read_device_trace(files.device, options=how) if files.device else None
     give_back()
     if host is None and device is None:
         raise TraceFileError(f"rank {rank} has no trace file. Give a host trace, a device trace, or both.")
@@ -124,6 +134,7 @@ def _merge_window(rank: int, files: WindowFiles, options: MergeOptions) -> _Wind
     device = columns.device  # the times are in the columns now
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
+    entry["num_bytes_spilled"] = 0 if spill is None else spill.num_bytes
     if files.unfinished:
         entry["salvaged"] = True
         entry["notes"].insert(0, "the process ended, or still runs, before its files were whole")

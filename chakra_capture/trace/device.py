@@ -12,6 +12,7 @@ from chakra_capture.trace.events import ID_ARGS, EventReader
 from chakra_capture.trace.packed import Packed
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, read_file
 from chakra_capture.trace.salvage import Salvage
+from chakra_capture.trace.spill import Spill
 from chakra_capture.trace.times import to_epoch
 
 # Kineto writes 0 where there is no record function; a correlation of 0 joins nothing either.
@@ -115,7 +116,7 @@ def read_device_trace(
             f"{path} holds no work events: none of its {file.num_elements} events is an op, a call or a device "
             f"activity{damage}. Record at least one step while the profiler runs, or give the host trace alone."
         )
-    return _trace(path, file)
+    return _trace(path, file, options.spill)
 
 
 def _holds_work(file: ReadFile) -> bool:
@@ -124,11 +125,11 @@ def _holds_work(file: ReadFile) -> bool:
     return bool((texts["phase_type"].mask(("X",)) & ~texts["category"].mask((_PROFILER_SPAN,))).any())
 
 
-def _trace(path: Path, file: ReadFile) -> DeviceTrace:
+def _trace(path: Path, file: ReadFile, spill: Spill | None) -> DeviceTrace:
     ints, texts = file.rows.ints, file.rows.texts
     for column in _ZERO_IS_NONE:
         ints[column][ints[column] == 0] = MISSING
-    ids = {column: Packed(ints.pop(column)) for column in ID_ARGS}  # one by one, so that few are there twice
+    ids = {column: Packed(ints.pop(column), spill) for column in ID_ARGS}  # one by one, so that few are there twice
     ts_ns = to_epoch(ints["ts_ns"], head_integer(file.head.get("baseTimeNanoseconds")) or 0)
     dur_ns = ints["dur_ns"]
     dur_ns[texts["phase_type"].mask(("i", "I"))] = 0
@@ -143,8 +144,8 @@ def _trace(path: Path, file: ReadFile) -> DeviceTrace:
         phase_type=texts["phase_type"],
         category=texts["category"],
         name=texts["name"],
-        pid=Packed(ints.pop("pid")),
-        tid=Packed(ints.pop("tid")),
+        pid=Packed(ints.pop("pid"), spill),
+        tid=Packed(ints.pop("tid"), spill),
         ts_ns=ts_ns,
         dur_ns=dur_ns,
         ids=ids,

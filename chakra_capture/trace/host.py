@@ -14,6 +14,7 @@ from chakra_capture.trace.nodes import INT_ATTRS, NodeReader
 from chakra_capture.trace.packed import Packed
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, head_text, read_file
 from chakra_capture.trace.salvage import Salvage
+from chakra_capture.trace.spill import Spill
 
 USER_SCOPE = 7
 """``scope`` of an annotation (torch RecordScope::USER_SCOPE)."""
@@ -127,16 +128,17 @@ def read_host_trace(path: Path, *, scanner: ScannerKind | None = None, options: 
     Raises:
         TraceFileError: the file is missing, or holds no nodes.
     """
-    file = read_file(path, NodeReader, options or ReadOptions(scanner=scanner))
+    options = options or ReadOptions(scanner=scanner)
+    file = read_file(path, NodeReader, options)
     if not len(file.rows):
         raise TraceFileError(
             f"{path} is no host trace: it has no 'nodes' that are whole. "
             "Give the JSON that the ExecutionTraceObserver wrote."
         )
-    return _trace(path, file)
+    return _trace(path, file, options.spill)
 
 
-def _trace(path: Path, file: ReadFile) -> HostTrace:
+def _trace(path: Path, file: ReadFile, spill: Spill | None) -> HostTrace:
     salvage = file.salvage
     finished = head_integer(file.head.get("finish_ts")) is not None
     if not finished:
@@ -157,10 +159,10 @@ def _trace(path: Path, file: ReadFile) -> HostTrace:
         schema=schema,
         pid=head_integer(file.head.get("pid")),
         finished=finished,
-        node_id=Packed(node_id),
-        parent=Packed(parent),
+        node_id=Packed(node_id, spill),
+        parent=Packed(parent, spill),
         name=texts["name"],
-        attrs={key: Packed(ints.pop(key)) for key in INT_ATTRS},
+        attrs={key: Packed(ints.pop(key), spill) for key in INT_ATTRS},
         input_shapes=texts["input_shapes"],
         input_types=texts["input_types"],
         input_values=texts["input_values"],

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from chakra_capture.trace import compiled
-from chakra_capture.trace.columns import Coded, Int64, Rows, Sparse
+from chakra_capture.trace.columns import Coded, Rows, Sparse
 from chakra_capture.trace.feed import Feed, State, Step, Taker
 from chakra_capture.trace.packed import Texts
+from chakra_capture.trace.spill import Batches, Column, Spill
 
 _I64 = ctypes.c_int64
 _POINTER = ctypes.c_void_p
@@ -79,8 +81,11 @@ def load(stem: Path = _STEM) -> Library | None:
 class NativeScanner:
     """One scan; see ``walk.Scanner``. Calls into C release the GIL."""
 
-    def __init__(self, library: Library, layout: Layout, reader: Taker) -> None:
+    def __init__(self, library: Library, layout: Layout, reader: Taker, spill: Spill | None = None) -> None:
         self._c = library
+        self._spill = spill
+        self._spilled: list[Batches] = []
+        self._num_spilled = 0
         self._layout = layout
         self._reader = reader
         self._out = _PAIR()
@@ -110,6 +115,8 @@ class NativeScanner:
 
     def elements(self, feed: Feed, at: int) -> tuple[Step, int, int]:
         step = self._c.cc_elements(self._scan, self._address(feed), feed.length, at, self._out)
+        if self._spill is not None:
+            self._spill_blocks(self._spill)
         return Step(step), self._out[0], self._out[1]
 
     def value(self, feed: Feed, at: int) -> tuple[Step, int]:
@@ -122,32 +129,66 @@ class NativeScanner:
     def restart(self) -> None:
         self._c.cc_free(self._scan)
         self._scan = self._new()
+        self._spilled, self._num_spilled = [], 0
         self._reader.restart()
 
     def rows(self) -> Rows:
         """The columns, taken over from the C core, which forgets them."""
-        size = int(self._c.cc_rows(self._scan))
         layout = self._layout
-        ints = [np.empty(size, dtype=np.int64) for _ in layout.ints]
-        codes = [np.empty(size, dtype=np.int32) for _ in layout.texts]
-        self._take_blocks(ints, codes, size)
+        columns = self._take_spilled() if self._spilled else self._take_blocks()
+        codes = columns[len(layout.ints) :]
         return Rows(
-            ints=dict(zip(layout.ints, ints, strict=True)),
+            ints=dict(zip(layout.ints, columns, strict=False)),
             texts={key: self._coded(i, codes[i]) for i, key in enumerate(layout.texts)},
             wide={key: self._sparse(i) for i, key in enumerate(layout.wide)},
         )
 
-    def _take_blocks(self, ints: list[Int64], codes: list[Codes], size: int) -> None:
+    def _dtypes(self) -> list["np.dtype[Any]"]:
+        layout = self._layout
+        return [np.dtype(np.int64)] * len(layout.ints) + [np.dtype(np.int32)] * len(layout.texts)
+
+    def _take_blocks(self) -> list[Column]:
         """Copy block by block and free each, so that no column is in memory twice."""
+        size = int(self._c.cc_rows(self._scan))
         length = int(self._c.cc_block_rows())
-        columns: list[Int64 | Codes] = [*ints, *codes]
+        columns: list[Column] = [np.empty(size, dtype=dtype) for dtype in self._dtypes()]
         for number in range(-(-size // length)):
-            pointer = int(self._c.cc_block(self._scan, number))
             begin, end = number * length, min(size, (number + 1) * length)
-            for column in columns:
-                column[begin:end] = _view(pointer, end - begin, column.dtype)
-                pointer += length * column.itemsize
+            for column, part in zip(columns, self._block(number, end - begin), strict=True):
+                column[begin:end] = part
             self._c.cc_free_block(self._scan, number)
+        return columns
+
+    def _block(self, number: int, size: int) -> Iterator[Column]:
+        """The columns of one block in their order, as they lie in the core."""
+        pointer, length = int(self._c.cc_block(self._scan, number)), int(self._c.cc_block_rows())
+        for dtype in self._dtypes():
+            yield _view(pointer, size, dtype)
+            pointer += length * dtype.itemsize
+
+    def _spill_blocks(self, spill: Spill) -> None:
+        """Move blocks that are full to disk once they outgrow the budget."""
+        length = int(self._c.cc_block_rows())
+        full = int(self._c.cc_rows(self._scan)) // length
+        width = sum(dtype.itemsize for dtype in self._dtypes())
+        if not self._spilled:
+            # Reading ends with every column there twice for a moment: as read, and packed.
+            if spill.fits(2 * full * length * width):
+                return
+            self._spilled = [spill.batches(dtype) for dtype in self._dtypes()]
+        for number in range(self._num_spilled, full):
+            for batches, part in zip(self._spilled, self._block(number, length), strict=True):
+                batches.append(part)
+            self._c.cc_free_block(self._scan, number)
+        self._num_spilled = full
+
+    def _take_spilled(self) -> list[Column]:
+        left = int(self._c.cc_rows(self._scan)) - self._num_spilled * int(self._c.cc_block_rows())
+        if left:
+            for batches, part in zip(self._spilled, self._block(self._num_spilled, left), strict=True):
+                batches.append(part)
+            self._c.cc_free_block(self._scan, self._num_spilled)
+        return [batches.column() for batches in self._spilled]
 
     def counts(self, column: int) -> dict[str, int]:
         """How often each text of a column was seen, in rows and other elements."""

@@ -7,12 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from chakra_capture.trace.columns import MISSING, Bool, Int64, Part, Positions, missing
+from chakra_capture.trace.spill import Spill
 
 
 class Packed:
     """Integer column in as few bytes as its values need; what is taken out of it is int64."""
 
-    def __init__(self, values: Int64) -> None:
+    def __init__(self, values: Int64, spill: Spill | None = None) -> None:
         known = values[values != MISSING]
         low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
         bits = next(bits for bits in (8, 16, 32, 64) if max(-low, high) < 2 ** (bits - 1))
@@ -20,7 +21,7 @@ class Packed:
         packed = values.astype(f"i{bits // 8}")
         if len(known) < len(values):
             packed[values == MISSING] = self._none
-        self._packed = packed
+        self._packed = spill.keep(packed) if spill else packed
 
     def __len__(self) -> int:
         return len(self._packed)

@@ -17,11 +17,12 @@ import numpy as np
 
 from chakra_capture.errors import MissingDependencyError, TraceFileError
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import LARGEST, Rows, concat_rows, insert_rows
+from chakra_capture.trace.columns import LARGEST, Coded, Rows, concat_rows, insert_rows
 from chakra_capture.trace.feed import BUFFER_SIZE, Feed
 from chakra_capture.trace.files import ByteSource, Limits, empty, read_all, what_it_looks_like
 from chakra_capture.trace.mend import Shape
 from chakra_capture.trace.salvage import Salvage
+from chakra_capture.trace.spill import Spill
 from chakra_capture.trace.text_scanner import TextScanner
 from chakra_capture.trace.walk import Walker
 
@@ -38,9 +39,15 @@ class ScannerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """How to read; None for the scanner takes the C core if it is built."""
+    """How to read.
+
+    Attributes:
+        scanner: what reads; None takes the C core if it is built.
+        spill: where columns go that are too large for memory; None keeps them all in it.
+    """
 
     scanner: ScannerKind | None = None
+    spill: Spill | None = None
     buffer_size: int = BUFFER_SIZE
     limits: Limits = field(default_factory=Limits)
 
@@ -175,12 +182,21 @@ def read_file(path: Path, reader_type: type[SlowReader], options: ReadOptions) -
         try:
             if library is None:
                 with _no_garbage_collection():
-                    return _read_msgspec(source, reader_type)
-            return _read_native(source, reader_type, library, options.buffer_size)
+                    file = _read_msgspec(source, reader_type)
+            else:
+                file = _read_native(source, reader_type, library, options)
         except MemoryError as error:
             raise TraceFileError(
-                f"{path} needs more memory than there is ({error}). Read it on a larger machine."
+                f"{path} needs more memory than there is ({error}). "
+                "Merge it with --memory-budget 1GB, one rank at a time, or on a larger machine."
             ) from None
+    if options.spill:
+        _spill_codes(file.rows, options.spill)
+    return file
+
+
+def _spill_codes(rows: Rows, spill: Spill) -> None:
+    rows.texts = {key: Coded(spill.keep(column.codes), column.values) for key, column in rows.texts.items()}
 
 
 @contextmanager
@@ -196,11 +212,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _read_native(
-    source: ByteSource, reader_type: type[SlowReader], library: native.Library, buffer_size: int
+    source: ByteSource, reader_type: type[SlowReader], library: native.Library, options: ReadOptions
 ) -> ReadFile:
     salvage, reader = Salvage(), reader_type()
-    with native.NativeScanner(library, reader.native_layout(), reader) as scanner:
-        feed = Feed(source, buffer_size)
+    with native.NativeScanner(library, reader.native_layout(), reader, options.spill) as scanner:
+        feed = Feed(source, options.buffer_size)
         feed.more(0)
         walker = _walk(source, feed, scanner, reader, salvage)
         rows = scanner.rows()

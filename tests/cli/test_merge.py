@@ -354,3 +354,12 @@ def test_case_real_two_rank_capture(tmp_path: Path) -> None:
         assert host["host_only_names"] == {"## process_group:init ##": 1}
     crossed = ("--host", folder / "et" / "rank-0.json.gz", "--device", folder / "kineto" / "rank-1.json.gz")
     refused(run("merge", *crossed, "-o", tmp_path / "x"), "different process")
+
+
+def test_memory_budget_takes_sizes_and_refuses_others(tmp_path: Path) -> None:
+    trace().write(tmp_path)
+    assert run("merge", tmp_path, "--memory-budget", "0MB").code == 0
+    assert link(tmp_path / "0_merged")["windows"][0]["num_bytes_spilled"] > 0
+    done = run("merge", tmp_path, "--memory-budget", "much")
+    assert done.code == 2
+    assert "--memory-budget 'much' is no size. Give a number of bytes, such as 500MB" in done.err

@@ -39,7 +39,7 @@ requires_native = pytest.mark.skipif(native.load() is None, reason="the C scanne
 
 
 def read_both(path: Path, read: Callable[..., Any], buffer_size: int = 1 << 20) -> tuple[Any, Any]:
-    fast = outcome(read, path, options=ReadOptions(ScannerKind.NATIVE, buffer_size))
+    fast = outcome(read, path, options=ReadOptions(ScannerKind.NATIVE, buffer_size=buffer_size))
     return fast, outcome(read, path, scanner=ScannerKind.MSGSPEC)
 
 
@@ -102,7 +102,7 @@ def test_the_size_of_the_buffer_does_not_matter(size: int) -> None:
     small = [path for path in HANDED if path.stat().st_size < 20_000]
     for path in [*islice(small, 0, None, 5), *(path for path in small if "058" in str(path) or "damaged" in str(path))]:
         for read in (read_device_trace, read_host_trace):
-            options = ReadOptions(ScannerKind.NATIVE, size)
+            options = ReadOptions(ScannerKind.NATIVE, buffer_size=size)
             pieces = outcome(read, path, options=options)
             whole = outcome(read, path, scanner=ScannerKind.NATIVE)
             assert differences(pieces, whole) == [], path
