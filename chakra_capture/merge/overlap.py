@@ -6,25 +6,32 @@ programmatic launch overlap by design). Counted whole, the activities of a strea
 
 import numpy as np
 
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Bool, Int64
 
 
 def within_stream(device: Int64, stream: Int64, ts_ns: Int64, dur_ns: Int64) -> Int64:
     """Durations cut at the next start on the same stream; of rows with one start the longest keeps its time."""
-    if not _is_sorted(device, stream, ts_ns, dur_ns):
-        order = np.lexsort((-dur_ns, ts_ns, stream, device))
-        counted = np.empty_like(dur_ns)
-        counted[order] = _cut(device[order], stream[order], ts_ns[order], dur_ns[order])
-        return counted
-    return _cut(device, stream, ts_ns, dur_ns)
+    same = (device[1:] == device[:-1]) & (stream[1:] == stream[:-1])
+    gap = ts_ns[1:] - ts_ns[:-1]
+    if _is_sorted(device, stream, same, gap):
+        if not (same & (dur_ns[:-1] > gap)).any():
+            return dur_ns
+        if not (same & (gap == 0) & (dur_ns[1:] > dur_ns[:-1])).any():
+            return _cut(device, stream, ts_ns, dur_ns)
+    order = np.lexsort((-dur_ns, ts_ns, stream, device))
+    counted = np.empty_like(dur_ns)
+    counted[order] = _cut(device[order], stream[order], ts_ns[order], dur_ns[order])
+    return counted
 
 
-def _is_sorted(device: Int64, stream: Int64, ts_ns: Int64, dur_ns: Int64) -> bool:
+def _is_sorted(device: Int64, stream: Int64, same: Bool, gap: Int64) -> bool:
     """Rows of a merged table mostly are, since Kineto numbers processes and threads by device and stream."""
-    ordered = dur_ns[1:] <= dur_ns[:-1]
-    for key in (ts_ns, stream, device):
-        ordered = (key[1:] > key[:-1]) | ((key[1:] == key[:-1]) & ordered)
-    return bool(ordered.all())
+    if not ((gap >= 0) | ~same).all():
+        return False
+    last = np.flatnonzero(~same)
+    first = last + 1
+    rising = (device[first] > device[last]) | ((device[first] == device[last]) & (stream[first] > stream[last]))
+    return bool(rising.all())
 
 
 def _cut(device: Int64, stream: Int64, ts_ns: Int64, dur_ns: Int64) -> Int64:
