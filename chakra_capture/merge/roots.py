@@ -5,6 +5,7 @@ its children are (torch 2.13). A thread root without a process goes under an add
 an added root of its thread.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,25 +73,32 @@ def _free_id(host: HostTrace) -> int:
 
 
 def _appended(host: HostTrace, roots: list[_Root], parent: Int64) -> HostTrace:
-    def text(column: Coded, *values: str) -> Coded:
-        codes = len(column.values) + np.arange(len(values), dtype=np.int32)
-        return Coded(np.concatenate([column.codes, codes]), [*column.values, *values])
-
     def ints(column: Packed | Int64, values: list[int]) -> Packed:
         return Packed(np.append(column[:], np.array(values, dtype=np.int64)))
 
-    empty, no_details = ["[]"] * len(roots), ["{}"] * len(roots)
+    none, no_texts = [MISSING] * len(roots), [None] * len(roots)
     of_root = {"tid": [root.tid for root in roots], "scope": [USER_SCOPE] * len(roots)}
-    none = [MISSING] * len(roots)
     return replace(
         host,
         node_id=ints(host.node_id, [root.node_id for root in roots]),
         parent=ints(parent, [root.parent for root in roots]),
-        name=text(host.name, *(PROCESS_NAME if root.parent == MISSING else THREAD_NAME for root in roots)),
+        name=_with_texts(host.name, [PROCESS_NAME if root.parent == MISSING else THREAD_NAME for root in roots]),
         attrs={key: ints(column, of_root.get(key, none)) for key, column in host.attrs.items()},
-        input_shapes=text(host.input_shapes, *empty),
-        input_types=text(host.input_types, *empty),
-        input_values=text(host.input_values, *empty),
-        output_values=text(host.output_values, *empty),
-        details=text(host.details, *no_details),
+        input_shapes=_with_texts(host.input_shapes, no_texts),
+        input_types=_with_texts(host.input_types, no_texts),
+        input_values=_with_texts(host.input_values, ["[]"] * len(roots)),
+        output_values=_with_texts(host.output_values, ["[]"] * len(roots)),
+        details=_with_texts(host.details, no_texts),
     )
+
+
+def _with_texts(column: Coded, texts: Sequence[str | None]) -> Coded:
+    """Append rows. The dictionary is copied only for a text it lacks: it can be most of the trace."""
+    values = column.values
+    codes = []
+    for text in texts:
+        code = -1 if text is None else next((at for at, value in enumerate(values) if value == text), len(values))
+        if code == len(values):
+            values = [*values, text or ""]
+        codes.append(code)
+    return Coded(np.concatenate([column.codes, np.array(codes, dtype=np.int32)]), values)

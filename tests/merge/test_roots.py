@@ -1,5 +1,6 @@
 """Roots added for parents that a host trace names and does not hold."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,15 @@ def test_strict_refuses_a_host_trace_that_lacks_a_parent(tmp_path: Path) -> None
     files = WindowFiles(host_file(tmp_path, a=77), None)
     with pytest.raises(TraceFileError, match="parents that are not in the file"):
         merge_rank(0, [files], tmp_path / "out", MergeOptions(strict=True))
+
+
+def test_added_root_has_no_inputs_and_outputs_where_every_node_of_the_file_has_some(tmp_path: Path) -> None:
+    content = TraceBuilder().op("a", 0, 9).host_dict()
+    for node in content["nodes"]:
+        node["inputs"] = node["outputs"] = {"values": [7], "shapes": [[2]], "types": ["Int"], "strides": [[1]]}
+        node["ctrl_deps"] = 50 if node["name"] == "a" else node["ctrl_deps"]
+    nodes = merge_files(tmp_path / "out", WindowFiles(write_json(tmp_path / "h.json", content), None)).nodes
+    added = nodes.filter("repaired").select("host_id", "input_shapes", "input_types", "args").rows()
+    assert added == [(50, None, None, '{"host":{"inputs":{"values":[]},"outputs":{"values":[]}}}')]
+    (args,) = nodes.filter(pl.col("host_id") == 3)["args"]
+    assert json.loads(args)["host"]["inputs"] == {"values": [7], "strides": [[1]]}
