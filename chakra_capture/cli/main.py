@@ -1,6 +1,5 @@
 """Entry points ``chakra-capture`` and ``merge-traces``."""
 
-import gc
 import sys
 from io import TextIOWrapper
 
@@ -11,6 +10,7 @@ from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
 from chakra_capture.cli.summary import summary
 from chakra_capture.errors import ChakraCaptureError
+from chakra_capture.merge.memory import prepare_process
 
 _HELP = """Merge, check and explain recorded PyTorch training traces.
 
@@ -47,7 +47,8 @@ def merge_traces(argv: list[str] | None = None) -> None:
 
 
 def _run(built: App, argv: list[str] | None) -> int:
-    gc.disable()  # a command is short, and what it imports and reads are a million objects without a cycle
+    if argv is None:  # a process of our own
+        prepare_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks must not end in a traceback
             stream.reconfigure(errors="replace")

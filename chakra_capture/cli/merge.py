@@ -152,10 +152,7 @@ def _stated_rank(host: Path | None, device: Path | None) -> int:
 
 
 def _merge(run: "Run", out: Path, options: "MergeOptions", workers: int | None) -> "list[RankReport]":
-    from chakra_capture.merge.memory import prepare_process
     from chakra_capture.merge.run import merge_run
-
-    prepare_process()
 
     with progress(len(run.ranks), "Merging ranks") as bar:
 

@@ -82,6 +82,9 @@ void cc_schema(struct ArrowSchema *schema)
     schema->release = release_schema;
 }
 
+/* Changes with the arguments of these functions, see compiled.py. */
+int cc_interface(void) { return 1; }
+
 /* Fills array, whose memory is the caller's. Returns 0, or -1 when memory is short. */
 int cc_join(int64_t rows, int pieces, const piece *p, struct ArrowArray *array)
 {

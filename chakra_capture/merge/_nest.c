@@ -3,6 +3,9 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+/* Changes with the arguments of the function below, see compiled.py. */
+int cc_interface(void) { return 2; }
+
 /* Rows are sorted by (track, start, -duration). ends is clipped to the parent's end in place. inside[i] sums the
  * clipped durations of the children of i. Returns 0, or -1 when memory for the stack is short. */
 int cc_nest(int64_t size, const int32_t *track, const int64_t *starts, int64_t *ends, const uint8_t *opened,

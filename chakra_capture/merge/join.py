@@ -13,7 +13,7 @@ from chakra_capture.trace.columns import MISSING, Int64, Positions
 from chakra_capture.trace.compiled import load
 from chakra_capture.trace.packed import Texts
 
-_LIBRARY = Path(__file__).with_name("_join")
+_LIBRARY, _INTERFACE = Path(__file__).with_name("_join"), 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def join(pieces: Sequence[Piece], size: int, *, compiled: bool = True) -> pl.Ser
         pieces: columns of ``size`` rows.
         compiled: use the C loop where it is built.
     """
-    library = load(_LIBRARY) if compiled else None
+    library = load(_LIBRARY, _INTERFACE) if compiled else None
     if library is None:
         return pl.select(pl.concat_str(*map(_in_polars, pieces), ignore_nulls=True)).to_series()
     return pl.Series(_Joined(library, pieces, size))

@@ -1,10 +1,17 @@
-"""Keeping the peak memory of a merging process low, where the C library is glibc."""
+"""Keeping the peak memory of a merging process low."""
 
 import ctypes
 import gc
+import os
 from functools import cache
 
 _M_ARENA_MAX = -8
+_ENVIRONMENT = {
+    # polars' allocator: what is freed goes back soon, and threads share one pool.
+    "_RJEM_MALLOC_CONF": "narenas:1,dirty_decay_ms:50,muzzy_decay_ms:0",
+    # numpy's linear algebra is not used, yet its threads would wait for work in a busy loop.
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 
 @cache
@@ -14,8 +21,13 @@ def _glibc() -> ctypes.CDLL | None:
 
 
 def prepare_process() -> None:
-    """For a process that only merges: one heap for all threads, and no search for cycles among millions of objects."""
+    """For a process that only merges, before it imports numpy and polars; its children inherit the environment.
+
+    One heap for all threads, and no search for cycles among millions of objects that have none.
+    """
     gc.disable()
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     if library := _glibc():
         library.mallopt(_M_ARENA_MAX, 1)
 

@@ -9,6 +9,8 @@ import numpy as np
 from chakra_capture.trace.columns import MISSING, Bool, Int64, Ints, Positions
 from chakra_capture.trace.compiled import load
 
+_LIBRARY, _INTERFACE = Path(__file__).with_name("_nest"), 2
+
 
 @dataclass(frozen=True, slots=True)
 class Nesting:
@@ -50,7 +52,7 @@ def nest(track: Ints, ts_ns: Int64, dur_ns: Int64, *, compiled: bool = True) -> 
         inside=np.zeros(size, dtype=np.int64),
         clipped=np.zeros(size, dtype=bool),
     )
-    library = load(Path(__file__).with_name("_nest")) if compiled else None
+    library = load(_LIBRARY, _INTERFACE) if compiled else None
     if library is None or not _in_c(library, state):
         _in_python(state)
     self_ns = np.where(is_open, MISSING, state.ends - ts_ns - state.inside)

@@ -17,10 +17,11 @@ from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
 from chakra_capture.merge.tables import Columns, collectives
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, missing, pick
-from chakra_capture.trace.packed import Texts, texts
+from chakra_capture.trace.packed import Packed, Texts, texts
 from chakra_capture.trace.schema import KINDS, NODES
 
-_BLOCK_ROWS = 1 << 14
+# Rows that are put together, and written as one row group, at a time.
+_FEWEST_ROWS, _MOST_ROWS, _BLOCKS = 1 << 14, 1 << 16, 1 << 6
 
 
 _KINDS = pl.Series(KINDS, dtype=pl.Enum(KINDS))
@@ -52,11 +53,14 @@ class _Nodes:
             **{key: _Text(_both_dictionaries(columns, key)) for key in _IO_TEXTS},
         }
         self._args = _Args(columns)
+        most = _rows_per_block(len(columns))
+        self._nulls = {key: pl.repeat(None, most, dtype=NODES.schema[key], eager=True) for key in _NOT_JOINED}
 
     def blocks(self) -> Iterator[pl.DataFrame]:
         size = len(self._columns)
-        for start in range(0, size, _BLOCK_ROWS):
-            yield self._block(slice(start, min(start + _BLOCK_ROWS, size)))
+        rows = _rows_per_block(size)
+        for start in range(0, size, rows):
+            yield self._block(slice(start, min(start + rows, size)))
 
     def _block(self, part: slice) -> pl.DataFrame:
         columns = self._columns
@@ -70,9 +74,7 @@ class _Nodes:
         data["repaired"] = pl.Series(columns.repaired[part])
         data["args"] = self._args.rows(part)
         size = part.stop - part.start
-        for column in NODES.columns:
-            if column.name not in data:
-                data[column.name] = pl.repeat(None, size, dtype=column.dtype, eager=True)
+        data |= {key: nulls.head(size) for key, nulls in self._nulls.items()}
         return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
 
     def _integers(self, part: slice) -> dict[str, Ints]:
@@ -99,6 +101,8 @@ _INTEGERS = (
     "host_id", "record_function_id", "external_id", "correlation_id", "sequence_number", "step",
 )  # fmt: skip
 _IO_TEXTS = ("input_shapes", "input_types")
+# Columns that later work fills.
+_NOT_JOINED = ("phase", "process_group", "comm_bytes")
 
 
 def _both_dictionaries(columns: Columns, key: str) -> list[str]:
@@ -132,7 +136,9 @@ class _Args:
             self._head = Texts.of([*(f'{{"cat":{text}' for text in [*categories, "null"]), "{"])
             self._residue = Texts.of(f",{text[1:-1]}" for text in device.residue.values)
             wide = {key: column for key, column in device.wide.items() if len(column.rows)}
-            self._wide = {Texts.of([f',"{key}":']): _spread(each, device.num_rows) for key, each in wide.items()}
+            self._wide = {
+                Texts.of([f',"{key}":']): Packed(_spread(each, device.num_rows)) for key, each in wide.items()
+            }
         self._host: list[Coded] = []
         if host is not None:
             begin, middle, end = host.frames
@@ -154,7 +160,7 @@ class _Args:
             category = np.where(category >= 0, category, last - 1)
             pieces.append(TextPiece(np.where(row >= 0, category, last), self._head))
             pieces.append(TextPiece(pick(columns.device.residue.codes, row, -1), self._residue))
-            pieces += [NumberPiece(before, pick(values, row, MISSING)) for before, values in self._wide.items()]
+            pieces += [NumberPiece(before, values.pick(row)) for before, values in self._wide.items()]
         if self._host:
             both = (row >= 0) & (node >= 0)
             pieces.append(TextPiece(np.where(both, 0, -1), self._comma))
@@ -197,15 +203,21 @@ def write_nodes(path: Path, windows: list[Columns]) -> None:
             yield from _Nodes(columns, window, first).blocks()
             first += len(columns)
 
-    write_table(path, register_io_source(blocks, schema=NODES.schema))
+    rows = _rows_per_block(max(map(len, windows), default=0))
+    write_table(path, register_io_source(blocks, schema=NODES.schema), rows)
 
 
-def write_table(path: Path, table: pl.LazyFrame) -> None:
+def _rows_per_block(size: int) -> int:
+    """Few, so that little text is in memory at once; more of a large table, so that the file's index stays small."""
+    return min(max(size // _BLOCKS, _FEWEST_ROWS), _MOST_ROWS)
+
+
+def write_table(path: Path, table: pl.LazyFrame, rows_per_group: int = _MOST_ROWS) -> None:
     """Write one table; its final name says that it is whole."""
     with _replacing(path) as file:
         try:
             table.sink_parquet(
-                file, compression="zstd", compression_level=1, statistics=False, row_group_size=_BLOCK_ROWS
+                file, compression="zstd", compression_level=1, statistics=False, row_group_size=rows_per_group
             )
         except pl.exceptions.ComputeError as error:
             if match := _OS_ERROR.search(str(error)):

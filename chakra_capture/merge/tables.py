@@ -18,7 +18,6 @@ from chakra_capture.merge.rows import (
     DEVICE_KINDS,
     Tracks,
     device_kinds,
-    end_of,
     find_tracks,
     host_kinds,
     of_kind,
@@ -55,7 +54,6 @@ class Columns:
     parent: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     launch: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     self_ns: Int64 = field(default_factory=lambda: missing(0))
-    clipped_end_ns: Int64 = field(default_factory=lambda: missing(0))
     step: Int64 = field(default_factory=lambda: missing(0))
     repaired: Bool = field(default_factory=lambda: np.zeros(0, dtype=bool))
     num_clipped: int = 0
@@ -133,7 +131,7 @@ def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: Hos
     """Union of both files' rows with parents, launches, self times and steps."""
     columns = _in_order(_union(host, device, host_link), host_only=device is None)
     columns.device = None if device is None else device.without_times()
-    _nest_cpu(columns, host_only=device is None)
+    ends = _nest_cpu(columns, host_only=device is None)
     _clip_streams(columns)
     columns.launch = link_launches(
         columns.integers("correlation_id"),
@@ -144,7 +142,7 @@ def link_rows(host: HostTrace | None, device: DeviceTrace | None, host_link: Hos
         is_activity=columns.is_kind(*ACTIVITY_KINDS),
     )
     _device_parents(columns)
-    columns.step = _steps(columns)
+    columns.step = _steps(columns, ends)
     return columns
 
 
@@ -258,12 +256,16 @@ def _depths() -> "np.typing.NDArray[np.int8]":
 _DEPTH = _depths()
 
 
-def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
-    """Parents, ends and self times of the CPU rows; rows without a start keep the host trace's parent."""
+def _nest_cpu(columns: Columns, *, host_only: bool) -> Int64:
+    """Parents and self times of the CPU rows; rows without a start keep the host trace's parent.
+
+    Returns:
+        end of each CPU row, clipped to that of its parent; ``MISSING`` for every other row.
+    """
     timeless, endless = columns.ts_ns == MISSING, columns.dur_ns == MISSING
     activity = columns.is_kind(*ACTIVITY_KINDS)
     columns.self_ns = np.where(activity & ~timeless & ~endless, columns.dur_ns, MISSING)
-    columns.clipped_end_ns = end_of(columns.ts_ns, columns.dur_ns)
+    ends = missing(len(columns))
     columns.repaired = ~timeless & endless
     if not host_only:
         columns.repaired |= timeless & (columns.host_node < 0)
@@ -274,13 +276,14 @@ def _nest_cpu(columns: Columns, *, host_only: bool) -> None:
         columns.parent[timeless] = columns.host_parent()[timeless]
     rows = np.flatnonzero(columns.is_kind(*CPU_KINDS) & ~timeless).astype(np.int32)
     if not len(rows):
-        return
+        return ends
     nesting = nest(columns.track[rows], columns.ts_ns[rows], columns.dur_ns[rows])
     columns.parent[rows] = pick(rows, nesting.parent, -1)
     columns.self_ns[rows] = nesting.self_ns
-    columns.clipped_end_ns[rows] = nesting.end_ns
+    ends[rows] = nesting.end_ns
     columns.repaired[rows] |= nesting.clipped
     columns.num_clipped = int(np.count_nonzero(nesting.clipped))
+    return ends
 
 
 def _clip_streams(columns: Columns) -> None:
@@ -292,7 +295,6 @@ def _clip_streams(columns: Columns) -> None:
     )
     cut = rows[counted < lasted]
     columns.self_ns[rows] = counted
-    columns.clipped_end_ns[cut] = columns.ts_ns[cut] + columns.self_ns[cut]
     columns.repaired[cut] = True
     columns.num_overlaps = len(cut)
 
@@ -327,7 +329,7 @@ def _step_numbers(columns: Columns) -> Int64:
     return np.where(columns.name.codes >= 0, per_name[columns.name.codes], MISSING)
 
 
-def _steps(columns: Columns) -> Int64:
+def _steps(columns: Columns, ends: Int64) -> Int64:
     """Step of each row: the ProfilerStep of its process that holds its start; of a device row that of its launch."""
     numbers = _step_numbers(columns)
     step = missing(len(columns))
@@ -338,7 +340,7 @@ def _steps(columns: Columns) -> Int64:
         mine = marks[columns.integers("pid", marks) == pid]
         of_pid = columns.tracks.pid == pid
         rows = np.flatnonzero(is_cpu & of_pid[columns.track])
-        holder = innermost_at(columns.ts_ns[rows], columns.ts_ns[mine], columns.clipped_end_ns[mine])
+        holder = innermost_at(columns.ts_ns[rows], columns.ts_ns[mine], ends[mine])
         step[rows] = np.where(holder >= 0, numbers[mine[np.maximum(holder, 0)]], MISSING)
     step[named] = numbers[named]
     launched = columns.launch >= 0

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,7 @@ import polars as pl
 
 Int64 = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int32]
+Codes = npt.NDArray[np.signedinteger[Any]]
 Ints = Int64 | Positions | npt.NDArray[np.int8]
 Bool = npt.NDArray[np.bool_]
 # Which rows: a stretch of them, or their numbers.
@@ -57,13 +58,21 @@ def pick(values: npt.NDArray[_Number], at: Int64 | Positions, none: int) -> npt.
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """Text column in dictionary form: ``values[codes[i]]`` is row ``i``; code -1 is null."""
+    """Text column in dictionary form: ``values[codes[i]]`` is row ``i``; code -1 is null.
 
-    codes: npt.NDArray[np.int32]
+    The codes of a column that was read are as narrow as its dictionary allows.
+    """
+
+    codes: Codes
     values: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.codes)
+
+    def narrowed(self) -> "Coded":
+        """The same in as few bytes per code as the size of the dictionary allows."""
+        dtype = next(dtype for dtype in (np.int8, np.int16, np.int32) if len(self.values) <= np.iinfo(dtype).max)
+        return Coded(self.codes.astype(dtype, copy=False), self.values)
 
     def mask(self, accept: Iterable[str]) -> Bool:
         """Rows whose text is one of ``accept``."""
@@ -148,7 +157,7 @@ def concat_coded(first: Coded, second: Coded) -> Coded:
 class Sparse:
     """Integer column that few rows have, or that has a value of its own on each: ``values[i]`` is of ``rows[i]``."""
 
-    rows: Int64
+    rows: Int64 | Positions
     values: Int64
 
 

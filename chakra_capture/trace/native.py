@@ -63,12 +63,13 @@ class Layout:
 
 
 _STEM = Path(__file__).with_name("_scan")
+_INTERFACE = 1
 
 
 @cache
 def load(stem: Path = _STEM) -> Library | None:
     """Load the scanner; None where it is not built or not for this machine."""
-    library = compiled.load(stem)
+    library = compiled.load(stem, _INTERFACE)
     try:
         for name, (result, arguments) in _SIGNATURES.items() if library else ():
             function = getattr(library, name)

@@ -17,7 +17,7 @@ import numpy as np
 
 from chakra_capture.errors import MissingDependencyError, TraceFileError
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import LARGEST, Coded, Rows, concat_rows, insert_rows
+from chakra_capture.trace.columns import LARGEST, Coded, Rows, Sparse, concat_rows, insert_rows
 from chakra_capture.trace.feed import BUFFER_SIZE, Feed
 from chakra_capture.trace.files import ByteSource, Limits, empty, read_all, what_it_looks_like
 from chakra_capture.trace.mend import Shape
@@ -190,13 +190,17 @@ def read_file(path: Path, reader_type: type[SlowReader], options: ReadOptions) -
                 f"{path} needs more memory than there is ({error}). "
                 "Merge it with --memory-budget 1GB, one rank at a time, or on a larger machine."
             ) from None
-    if options.spill:
-        _spill_codes(file.rows, options.spill)
+    _narrow(file.rows, options.spill)
     return file
 
 
-def _spill_codes(rows: Rows, spill: Spill) -> None:
-    rows.texts = {key: Coded(spill.keep(column.codes), column.values) for key, column in rows.texts.items()}
+def _narrow(rows: Rows, spill: Spill | None) -> None:
+    """Keep columns that stay for long in as few bytes as they need."""
+    for key, column in rows.texts.items():
+        narrow = column.narrowed()
+        rows.texts[key] = Coded(spill.keep(narrow.codes), narrow.values) if spill else narrow
+    for key, sparse in rows.wide.items():
+        rows.wide[key] = Sparse(sparse.rows.astype(np.int32), sparse.values)
 
 
 @contextmanager

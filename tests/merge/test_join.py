@@ -40,7 +40,7 @@ def test_each_row_is_its_pieces_in_order(*, compiled: bool, pieces: list[tuple[P
 
 
 def test_the_compiled_loop_is_the_one_tested() -> None:
-    assert load(join_module._LIBRARY) is not None
+    assert load(join_module._LIBRARY, join_module._INTERFACE) is not None
 
 
 def test_no_rows() -> None:

@@ -1,6 +1,5 @@
 """Containment on a thread against a reading by definition, row by row."""
 
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -136,4 +135,4 @@ def test_holder_of_a_time_is_the_last_begun_of_those_still_open(marks: list[tupl
 
 def test_the_c_loop_is_built_here() -> None:
     """Without it the comparison of both loops would compare Python with itself."""
-    assert load(Path(nest_module.__file__).with_name("_nest")) is not None
+    assert load(nest_module._LIBRARY, nest_module._INTERFACE) is not None

@@ -239,7 +239,7 @@ def test_without_the_library_the_msgspec_path_reads(tmp_path: Path) -> None:
     path = TraceBuilder().op("aten::mm", 0, 5).write_device(tmp_path / "d.json")
     program = (
         "import sys; from pathlib import Path; from chakra_capture.trace import compiled\n"
-        "compiled.load = lambda stem: None\n"
+        "compiled.load = lambda stem, interface: None\n"
         "from chakra_capture.trace.device import read_device_trace\n"
         "print(read_device_trace(Path(sys.argv[1])).scanner)"
     )
