@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -93,22 +94,41 @@ def test_wait_within_a_communication_op_is_for_what_its_thread_launched(tmp_path
     assert waits(trace.merged(tmp_path, host=False)) == [("a", NCCL)]
 
 
-def test_wait_op_names_its_collective_by_sequence_number(tmp_path: Path) -> None:
+def waiting_for_number(folder: Path, *numbers: Any) -> MergedTrace:
+    """Two collectives with these sequence numbers (correlation ids 1 and 2), a wait op for number 33, then kernel b."""
     trace = TraceBuilder()
     for number, at in enumerate((0, 20)):
         trace.op("record_param_comms", at, 10).launched(NCCL, at + 10, 5, number + 1, at=at + 2, stream=40, seq=number)
     trace.op("record_param_comms", 40, 10).runtime("cudaStreamWaitEvent", 42, 1, 3).launched("b", 70, 5, 4, at=60)
     host = trace.host_dict()
-    inputs = [[[[1, 2, 0, 8, 4, "cuda:0"]], 33, ["0", "pg"], "allreduce"], [[], [34, False], "broadcast"]]
-    inputs.append([33, ["", ""], 0, "wait", [], []])
+    inputs: list[list[Any]] = [[[[1, 2, 0, 8, 4, "cuda:0"]], numbers[0], ["0", "pg"], "allreduce"]]
+    inputs += [[[], numbers[1], "broadcast"], [33, ["", ""], 0, "wait", [], []]]
     for node in host["nodes"]:
         if node["name"] == "record_param_comms":
             node["inputs"] = {**node["inputs"], "values": inputs.pop(0)}
-    files = WindowFiles(write_json(tmp_path / "h.json", host), trace.write_device(tmp_path / "d.json"))
-    merged = merge_files(tmp_path / "out", files)
+    files = WindowFiles(write_json(folder / "h.json", host), trace.write_device(folder / "d.json"))
+    return merge_files(folder / "out", files)
+
+
+def test_wait_op_names_its_collective_by_sequence_number(tmp_path: Path) -> None:
+    merged = waiting_for_number(tmp_path, 33, [34, False])
     edge = merged.edges.filter(pl.col("kind") == "event_wait").row(0, named=True)
     assert merged.nodes["correlation_id"][edge["src"]] == 1
     assert merged.nodes["name"][edge["dst"]] == "b"
+
+
+def test_number_that_two_process_groups_have_reached_names_no_collective(tmp_path: Path) -> None:
+    merged = waiting_for_number(tmp_path, 33, 33)
+    assert waits(merged) == []
+    assert unresolved(merged) == {"cudaStreamWaitEvent": 1}
+
+
+def test_wait_before_a_collective_on_the_stream_of_the_work_was_for_something_else(tmp_path: Path) -> None:
+    trace = TraceBuilder().launched("a", 20, 20, 1, at=5)
+    trace.runtime("cudaEventRecord", 10, 1, 2).runtime("cudaStreamWaitEvent", 12, 1, 3)
+    merged = trace.launched(NCCL, 50, 5, 4, at=26).merged(tmp_path, host=False)
+    assert waits(merged) == []
+    assert unresolved(merged) == {"cudaStreamWaitEvent": 1}
 
 
 def test_thread_waits_for_the_event_it_recorded_just_before(tmp_path: Path) -> None:
