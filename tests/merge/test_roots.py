@@ -72,6 +72,14 @@ def test_two_threads_that_name_one_missing_parent_get_roots_of_their_own(tmp_pat
     assert len(set(host.node_id[:].tolist())) == host.num_nodes
 
 
+def test_thread_root_that_names_a_missing_process_goes_under_the_process_root_of_the_file(tmp_path: Path) -> None:
+    content = TraceBuilder().op("a", 0, 9).host_dict()
+    content["nodes"][0]["ctrl_deps"] = 99  # the thread root 2; the process root is 1
+    host = add_roots(read_host_trace(write_json(tmp_path / "h.json", content)))
+    assert dict(zip(host.node_id[:].tolist(), host.parent[:].tolist(), strict=True))[2] == 1
+    assert (host.added.num_nodes, host.added.num_roots, host.added.missing_parents) == (1, 0, (99,))
+
+
 def test_strict_refuses_a_host_trace_that_lacks_a_parent(tmp_path: Path) -> None:
     files = WindowFiles(host_file(tmp_path, a=77), None)
     with pytest.raises(TraceFileError, match="parents that are not in the file"):
