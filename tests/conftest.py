@@ -3,6 +3,7 @@
 import gc
 import inspect
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -42,14 +43,22 @@ def _check_loops_are_unpatched() -> None:
     assert not sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks, "an optimizer hook is left"
 
 
+def _signal_handling() -> tuple[object, int, set[signal.Signals]]:
+    descriptor = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(descriptor)
+    blocked = {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
+    return {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}, descriptor, blocked
+
+
 @pytest.fixture(autouse=True)
 def leak_guard() -> Iterator[None]:
-    """Fail a test that leaves a profiler, observer, session, exit handler, patch, thread or variable behind."""
-    environment, threads = _environment(), set(threading.enumerate())
+    """Fail a test that leaves a profiler, observer, session, exit or signal handler, patch, thread or variable."""
+    environment, threads, signals = _environment(), set(threading.enumerate()), _signal_handling()
     yield
     # The exit handler is registered exactly while a session is open.
     assert registry.is_idle(), "a recording session or recorder is still open"
     registry.forget_runs()
+    assert _signal_handling() == signals, "a signal handler, wakeup descriptor or signal mask is left"
     _check_torch_is_free()
     _check_loops_are_unpatched()
     left = [t.name for t in set(threading.enumerate()) - threads if not t.name.startswith(_FOREIGN_THREADS)]

@@ -11,7 +11,8 @@ from chakra_capture.recording.window import NEVER, Cycle, StepPlan
 logger = logging.getLogger(__name__)
 
 ALWAYS = -1
-_EARLY_ENDS = (Reason.training_ended, Reason.exception, Reason.process_exit, Reason.steps_repeated)
+_CUT_OFF = (Reason.exception, Reason.terminated)
+_EARLY_ENDS = (*_CUT_OFF, Reason.training_ended, Reason.process_exit, Reason.steps_repeated)
 
 
 class Cycles:
@@ -163,6 +164,13 @@ class Cycles:
         self.recorder = self._pending = None
         return faults
 
+    def abandon(self, reason: Reason) -> None:
+        """Note that the cycle at hand stays unfinished."""
+        for recorder in self.at_hand:
+            recorder.record.reason = reason
+            if recorder.open_step is not None and recorder.open_step not in recorder.record.steps:
+                recorder.record.partial_step = recorder.open_step
+
     def forget_in_child(self) -> None:
         """Let go of the parent's recorders in a forked child."""
         self.recorder = self._pending = None
@@ -179,6 +187,6 @@ class Cycles:
             return Reason.already_past
         if self._records and self._next_cycle == len(self._plan.cycles):
             return next((r.reason for r in self._records if not r.is_complete), Reason.resumed_inside)
-        if not self._records and reason is not Reason.exception:
+        if not self._records and reason not in _CUT_OFF:
             return Reason.never_reached
         return reason

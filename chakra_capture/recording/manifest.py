@@ -22,6 +22,7 @@ class Reason(StrEnum):
     training_ended = "training ended"
     exception = "exception"
     process_exit = "process exit"
+    terminated = "SIGTERM"
     resumed_inside = "resumed inside the window"
     never_reached = "window never reached"
     already_past = "window already past"

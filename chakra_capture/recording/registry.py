@@ -1,22 +1,32 @@
 """The module state of the training half: one profiler and one observer exist per process, so somebody keeps count.
 
-Also the process-wide handlers: interpreter exit while a session is open, and a permanent guard in forked children.
+Also the process-wide handlers: interpreter exit and SIGTERM while a session is open, and a permanent guard in forked
+children.
 """
 
 import atexit
 import os
-from collections.abc import Callable
-from typing import Protocol
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
 
 from chakra_capture.errors import RecordingError
+from chakra_capture.recording.manifest import Reason
 from chakra_capture.recording.run import Run
+from chakra_capture.recording.termination import Termination
 
 
 class OpenSession(Protocol):
     """What the registry needs of a session."""
 
-    def close_at_exit(self) -> None:
-        """Finish the recording because the interpreter ends."""
+    def close_early(self, reason: Reason) -> None:
+        """Finish the recording because the process ends."""
+
+    def abandon(self, reason: Reason) -> None:
+        """Note, from any thread, that the process ends with the recording unfinished."""
 
     def forget_in_child(self) -> None:
         """Become inert in a forked child."""
@@ -37,6 +47,9 @@ class _Registry:
         self.num_runs = 0
         self.has_fork_guard = False
         self.kept: list[object] = []
+        self.termination: Termination | None = None
+        self.finalizer: Any = None
+        self.masks: dict[int, set[int]] = {}
 
 
 _registry = _Registry()
@@ -46,7 +59,48 @@ def add_session(session: OpenSession) -> None:
     """Note an open session, so that it is closed when the interpreter ends."""
     if not _registry.sessions:
         atexit.register(_close_all)
+        _registry.finalizer = _finalizer_of_child()
     _registry.sessions.append(session)
+    if not _registry.has_fork_guard:
+        # Permanent: handlers of os.register_at_fork cannot be removed. They do nothing while no session is open.
+        os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+        _registry.has_fork_guard = True
+
+
+def _finalizer_of_child() -> Any:
+    """Have the sessions closed at the end of a child of multiprocessing, which leaves by ``os._exit``."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is None or process.parent_process() is None:
+        return None
+    from multiprocessing.util import Finalize
+
+    # Early: what else is finalised may be what the training loop uses.
+    return Finalize(None, _close_all, exitpriority=1000)
+
+
+def handle_sigterm() -> None:
+    """Finish recordings when SIGTERM comes, until no session is open; only the main thread can ask for it."""
+    if _registry.termination is not None and not _registry.termination.is_active:
+        _restore_handler()
+        _registry.termination = None  # If it is wrapped by somebody, ours wraps him in turn.
+    if _registry.termination is None:
+        termination = Termination(_close_all_on_sigterm, _abandon_all)
+        if termination.install():
+            _registry.termination = termination
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Keep the SIGTERM handler from entering our code in its middle; it is called at the end of the block."""
+    termination = _registry.termination
+    if termination is None:
+        yield
+        return
+    termination.hold()
+    try:
+        yield
+    finally:
+        termination.release()
 
 
 def remove_session(session: OpenSession) -> None:
@@ -55,6 +109,16 @@ def remove_session(session: OpenSession) -> None:
         _registry.sessions.remove(session)
         if not _registry.sessions:
             atexit.unregister(_close_all)
+            finalizer, _registry.finalizer = _registry.finalizer, None
+            if finalizer is not None:
+                finalizer.cancel()
+    if not _registry.sessions:
+        _restore_handler()
+
+
+def _restore_handler() -> None:
+    if _registry.termination is not None and _registry.termination.restore():
+        _registry.termination = None
 
 
 def acquire_recorder(recorder: ActiveRecorder) -> None:
@@ -68,10 +132,6 @@ def acquire_recorder(recorder: ActiveRecorder) -> None:
             "another chakra-capture session of this process is recording, and torch has one profiler and one observer "
             "per process; this session records nothing. Use one callback or one capture() per training loop."
         )
-    if not _registry.has_fork_guard:
-        # Permanent: a handler of os.register_at_fork cannot be removed. It does nothing while nothing records.
-        os.register_at_fork(after_in_child=_after_fork_in_child)
-        _registry.has_fork_guard = True
     _registry.recorder = recorder
 
 
@@ -108,7 +168,30 @@ def forget_runs() -> None:
 
 def _close_all() -> None:
     for session in list(_registry.sessions):
-        session.close_at_exit()
+        session.close_early(Reason.process_exit)
+
+
+def _close_all_on_sigterm() -> None:
+    for session in list(_registry.sessions):
+        session.close_early(Reason.terminated)
+
+
+def _abandon_all() -> None:
+    for session in list(_registry.sessions):
+        session.abandon(Reason.terminated)
+
+
+def _before_fork() -> None:
+    # A child that got the signal before it has let go of our handler would report it to the parent's watchdog.
+    if _registry.termination is not None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+        _registry.masks[threading.get_ident()] = {int(number) for number in before}
+
+
+def _after_fork() -> None:
+    before = _registry.masks.pop(threading.get_ident(), None)
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _after_fork_in_child() -> None:
@@ -116,6 +199,12 @@ def _after_fork_in_child() -> None:
         _registry.recorder.forget_in_child()
     for session in _registry.sessions:
         session.forget_in_child()
-    _registry.recorder = None
+    if _registry.sessions:
+        atexit.unregister(_close_all)
+    if _registry.termination is not None:
+        _registry.termination.forget_in_child()
+    _after_fork()
+    _registry.masks.clear()
+    _registry.recorder = _registry.termination = _registry.finalizer = None
     _registry.sessions.clear()
     _registry.runs.clear()

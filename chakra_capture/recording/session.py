@@ -57,7 +57,7 @@ class Session:
         self._run: Run | None = None
         self._cycles: Cycles | None = None
         self._is_faulty = False
-        self._exit_asked: threading.Event | None = None
+        self._asked: _Request | None = None
         # The whole hot path: below this step there is nothing to do.
         self._next_step = NEVER
         self._step_context = _StepContext(self)
@@ -157,30 +157,41 @@ class Session:
 
     def close(self, reason: Reason = Reason.training_ended, error: BaseException | None = None) -> None:
         """Finish what is being recorded and say in the manifest what was and why; later calls do nothing."""
-        self._next_step = NEVER
-        if self._run is None:
-            registry.remove_session(self)
-            return
-        try:
-            self._guarded(self._close, reason, error, may_raise=error is None)
-        except BaseException:
-            # A second interrupt, say: the profiler must not outlive the session. If this is interrupted too, the
-            # session stays known and is closed when the interpreter ends.
-            self._disarm()
-            raise
-        finally:
-            if self._cycles is None or not self._cycles.at_hand:
-                self._run = self._cycles = None
+        with registry.signals_wait():
+            self._next_step = NEVER
+            if self._run is None:
                 registry.remove_session(self)
+                return
+            # Nobody waits for an exception at the end of the process, or in the middle of a training step.
+            may_raise = error is None and reason not in (Reason.process_exit, Reason.terminated)
+            try:
+                self._guarded(self._close, reason, error, may_raise=may_raise)
+            except BaseException:
+                # A second interrupt, say: the profiler must not outlive the session. If this is interrupted too, the
+                # session stays known and is closed when the interpreter ends.
+                self._disarm()
+                raise
+            finally:
+                if self._cycles is None or not self._cycles.at_hand:
+                    self._run = self._cycles = None
+                    registry.remove_session(self)
 
-    def close_at_exit(self) -> None:
-        """Finish because the interpreter ends; where another thread records, it is asked to, for only it can."""
-        recorder = self._cycles.recorder if self._cycles is not None else None
+    def close_early(self, reason: Reason) -> None:
+        """Finish because the process ends; where another thread records, it is asked to, for only it can."""
+        recorder = self._recorder
         if recorder is not None and recorder.thread != threading.get_ident() and _is_alive(recorder.thread):
-            asked = threading.Event()
-            self._exit_asked = asked
-            asked.wait(_EXIT_WAIT_S)
-        self.close(Reason.process_exit)
+            asked = _Request(reason)
+            self._asked = asked
+            asked.is_answered.wait(_EXIT_WAIT_S)
+        self.close(reason)
+
+    def abandon(self, reason: Reason) -> None:
+        """Note that the process ends with the recording unfinished; the working files stay, to be salvaged."""
+        run, cycles = self._run, self._cycles
+        if run is not None and cycles is not None:
+            cycles.abandon(reason)
+            run.state_outcome(reason, is_final=True)
+            run.write_manifest()
 
     def forget_in_child(self) -> None:
         """Become inert in a forked child, which shares the parent's files."""
@@ -193,22 +204,23 @@ class Session:
 
     def _guarded(self, action: Callable[..., None], *arguments: object, may_raise: bool = True) -> None:
         """Run ``action``; whatever goes wrong in it ends the recording, not the training."""
-        try:
-            action(*arguments)
-        except SettingsError:
-            self._disarm()
-            raise
-        except Exception as fault:
-            is_first = not self._is_faulty
-            self._report(fault)
-            self._disarm()
-            if is_first and may_raise and self._settings.on_fault is OnFault["raise"]:
-                if isinstance(fault, ChakraCaptureError):
-                    raise
-                raise RecordingError(
-                    f"recording failed with {type(fault).__name__}: {fault}; chakra_profile.on_fault is 'raise'. Set "
-                    "it to 'warn' to train on without the recording."
-                ) from fault
+        with registry.signals_wait():
+            try:
+                action(*arguments)
+            except SettingsError:
+                self._disarm()
+                raise
+            except Exception as fault:
+                is_first = not self._is_faulty
+                self._report(fault)
+                self._disarm()
+                if is_first and may_raise and self._settings.on_fault is OnFault["raise"]:
+                    if isinstance(fault, ChakraCaptureError):
+                        raise
+                    raise RecordingError(
+                        f"recording failed with {type(fault).__name__}: {fault}; chakra_profile.on_fault is 'raise'. "
+                        "Set it to 'warn' to train on without the recording."
+                    ) from fault
 
     def _report(self, fault: Exception) -> None:
         # Once: what fails after that, closing a session whose folder is gone, has the same cause.
@@ -256,6 +268,7 @@ class Session:
             warn_of_what_will_not_be(settings, ranks)
         if self._records and self._cycles.is_planned:
             self._next_step = ALWAYS
+            registry.handle_sigterm()
 
     @property
     def _records(self) -> bool:
@@ -263,26 +276,27 @@ class Session:
         return self._settings.ranks is None or (ranks is not None and ranks.rank in self._settings.ranks)
 
     def _enter(self, step: int) -> None:
-        if self._exit_asked is not None:
-            self._answer_exit(self._exit_asked)
+        if self._asked is not None:
+            self._answer(self._asked)
         elif self._cycles is not None:
             self._cycles.enter(int(step))
             self._next_step = self._cycles.next_step(step)
 
     def _leave(self, step: int) -> None:
-        if self._exit_asked is not None:
-            self._answer_exit(self._exit_asked)
-        elif self._cycles is not None:
+        if self._cycles is not None:
             self._cycles.leave(int(step))
             self._next_step = self._cycles.next_step(step + 1)
+        if self._asked is not None:
+            self._answer(self._asked)
 
-    def _answer_exit(self, asked: threading.Event) -> None:
+    def _answer(self, asked: "_Request") -> None:
+        self._asked = None
         try:
-            self.close(Reason.process_exit)
+            self.close(asked.reason)
         finally:
-            asked.set()
-        # Only daemon threads are left now, and the interpreter ends: one that computes then ends the process (torch).
-        while True:
+            asked.is_answered.set()
+        # At exit only daemon threads are left, and one that computes then ends the process (torch).
+        while asked.reason is Reason.process_exit and threading.current_thread().daemon:
             time.sleep(3600)
 
     def _close(self, reason: Reason, error: BaseException | None) -> None:
@@ -308,6 +322,14 @@ class Session:
 
 def _is_alive(thread: int) -> bool:
     return any(found.ident == thread for found in threading.enumerate())
+
+
+class _Request:
+    """What one thread asks of the thread that records: to finish, and to say so."""
+
+    def __init__(self, reason: Reason) -> None:
+        self.reason = reason
+        self.is_answered = threading.Event()
 
 
 class _StepContext:

@@ -1,12 +1,15 @@
 """The Lightning callback in loops that do not go the usual way: bare optimizers, nested fits, lists that change."""
 
 import logging
+import os
+import signal
 
 import pytest
 import pytorch_lightning as pl
 import torch
 from recording.recorded import check_pair, files, manifest, names, settings
 
+from chakra_capture import capture
 from chakra_capture.integrations.lightning import ChakraProfileCallback, updates
 from integrations.models import Model, loader, trainer
 
@@ -122,3 +125,64 @@ def test_fit_that_trains_nothing_says_that_the_window_was_not_reached(tmp_path, 
     assert ["was never reached" in said for said in warnings(caplog)] == [True]
     assert (manifest(tmp_path)["complete"], manifest(tmp_path)["reason"]) == (False, "window never reached")
     assert files(tmp_path) == ["0_run/rank-0.json", "0_run/run.json"]
+
+
+class Terminated(pl.Callback):
+    """SIGTERM comes in the middle of a batch, as a scheduler's would."""
+
+    def __init__(self, at: int, session=None) -> None:
+        self.at, self.session = at, session
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if self.session is not None:
+            self.session.start_step(batch_idx)
+        if batch_idx == self.at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if self.session is not None:
+            self.session.end_step(batch_idx)
+
+
+@pytest.fixture
+def own_handler():
+    calls = []
+    before = signal.signal(signal.SIGTERM, lambda *_: calls.append(1))
+    yield calls
+    signal.signal(signal.SIGTERM, before)
+
+
+def check_terminated(trace_dir, fitted) -> None:
+    check_pair(trace_dir, [1, 2, 3])
+    said = manifest(trace_dir)
+    assert (said["complete"], said["reason"], said["faults"]) == (False, "SIGTERM", [])
+    assert (said["windows"][0]["steps"], said["windows"][0]["partial_step"]) == ([1, 2], 3)
+    # Lightning's handler has run too: the batch at hand was finished, the fit then left.
+    assert fitted.received_sigterm
+    assert fitted.global_step == 4
+
+
+def test_sigterm_in_a_fit_finishes_the_recording_and_then_lightning_ends_the_fit(tmp_path, own_handler):
+    fitted = trainer(ChakraProfileCallback(settings(tmp_path, 1, 9)), Terminated(3))
+    with pytest.raises(pl.utilities.exceptions.SIGTERMException):
+        fitted.fit(Model(), loader())
+
+    check_terminated(tmp_path, fitted)
+    assert len(own_handler) == 1
+
+
+def test_sigterm_in_a_fit_with_nobody_elses_handler_ends_the_fit_and_not_the_process(tmp_path):
+    fitted = trainer(ChakraProfileCallback(settings(tmp_path, 1, 9)), Terminated(3))
+    with pytest.raises(pl.utilities.exceptions.SIGTERMException):
+        fitted.fit(Model(), loader())
+
+    check_terminated(tmp_path, fitted)
+
+
+def test_sigterm_in_a_fit_that_took_the_signal_over_after_us(tmp_path):
+    with capture(settings(tmp_path, 1, 9)) as session:
+        fitted = trainer(Terminated(3, session))
+        with pytest.raises(pl.utilities.exceptions.SIGTERMException):
+            fitted.fit(Model(), loader())
+
+    check_terminated(tmp_path, fitted)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
 _HEAD = """
-import logging, os, sys, threading, time
+import logging, os, signal, sys, threading, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
@@ -33,3 +33,12 @@ def run_script(folder: Path, body: str, returncode: int = 0) -> str:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == returncode, f"{done.returncode}\n{done.stdout}{done.stderr}"
     return done.stderr
+
+
+def start_script(folder: Path, body: str, *arguments: str) -> "subprocess.Popen[str]":
+    """Start ``body`` as a script in a file, as children of multiprocessing need it."""
+    path = folder / "script.py"
+    path.write_text(_HEAD.format(tests=str(TESTS), folder=str(folder)) + textwrap.dedent(body))
+    return subprocess.Popen(
+        [sys.executable, str(path), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )

@@ -1,10 +1,11 @@
-"""Ctrl-C at any line of the code that ends a recording: nothing keeps running, and what is whole is kept."""
+"""Ctrl-C or SIGTERM at any line of the code that ends a recording: nothing keeps running, what is whole is kept."""
 
 import pytest
 
 from recording.scripts import run_script
 
-# One process per group; it interrupts each line of these functions once, then records once more.
+# One process per group; it interrupts each line of these functions once, then records once more. SIGTERM comes with a
+# handler of the job's own, after which training goes on.
 GROUPS = {
     "stop": ["Recorder.stop", "Recorder.leave_step", "Cycles.finish", "Cycles.leave", "HostObserver.stop"],
     "profiler": ["DeviceProfiler.stop", "DeviceProfiler.export", "_KinetoProfile.stop_trace", "profile.__exit__"],
@@ -24,6 +25,7 @@ def test_interrupt_at_every_line(tmp_path, group):
         observer.SETTLE_NS = 1_000_000  # No other thread computes here.
         logging.disable(logging.CRITICAL)
         targets = {GROUPS[group]!r}
+        is_sigterm = False
         places = ("chakra_capture/recording/", "torch/profiler/profiler.py", "torch/autograd/profiler.py")
 
         def attempt(number, where, seen, hit):
@@ -38,7 +40,10 @@ def test_interrupt_at_every_line(tmp_path, group):
                         seen.add(here)
                         if here == where and not hit:
                             hit.append(here)
-                            raise KeyboardInterrupt
+                            if is_sigterm:
+                                os.kill(os.getpid(), signal.SIGTERM)
+                            else:
+                                raise KeyboardInterrupt
                     return line
 
                 return line
@@ -57,9 +62,23 @@ def test_interrupt_at_every_line(tmp_path, group):
         seen = set()
         attempt(0, None, seen, [])
         assert {{name for name, _ in seen}} == set(targets)
-        for number, where in enumerate(sorted(seen), 1):
+        handled = []
+        own = lambda *_: handled.append(1)
+        cases = [(where, False) for where in sorted(seen)]
+        cases += [(where, True) for where in sorted(seen)]
+        for number, (where, is_sigterm) in enumerate(cases, 1):
             hit = []
-            assert attempt(number, where, set(), hit) == bool(hit), where
+            if is_sigterm:
+                signal.signal(signal.SIGTERM, own)
+            assert attempt(number, where, set(), hit) == (bool(hit) and not is_sigterm), where
+            if is_sigterm:
+                assert len(handled) == len(hit), where
+                handled.clear()
+                said = read(folder / str(number) / "0_run/rank-0.json")
+                assert said["faults"] == [], where
+                assert all(window["device_trace"] for window in said["windows"]), where
+                assert signal.getsignal(signal.SIGTERM) is own, where
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
             if not registry.is_idle():
                 registry._close_all()
             assert not autograd._is_profiler_enabled and registry.is_idle(), where
