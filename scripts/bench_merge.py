@@ -117,7 +117,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     wanted = [path for _, *paths in options.pair for path in map(Path, paths)]
     wanted = wanted or [options.host, options.device, options.grow_with]
-    wanted += [path for path in (options.hta_python, options.link_python) if path]
+    wanted += [path for path in (options.hta_python, options.link_python, options.into) if path]
     if missing := [path for path in wanted if not path.is_file()]:
         parser.error(f"{missing[0]} is not here. What to give instead:\n{__doc__}")
     return options
@@ -343,7 +343,13 @@ def main(arguments: list[str]) -> int:
     grown = growths(found)
     judged = bars(found, grown)
     header = f"{time.strftime('%Y-%m-%d')}, {machine()}; medians of {options.rounds} interleaved rounds."
-    blocks = [[header, *not_measured(options)], cost_lines(found), growth_lines(grown), stage_lines(found)]
+    blocks = [
+        [header],
+        *([line] for line in not_measured(options)),
+        cost_lines(found),
+        growth_lines(grown),
+        stage_lines(found),
+    ]
     tables = "\n\n".join("\n".join(block) for block in blocks)
     print(tables, end="\n\n")
     for bar in judged:

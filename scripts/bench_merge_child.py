@@ -49,8 +49,11 @@ def merge(host: Path, device: Path, out: Path, *, scanner: str) -> dict[str, Any
 
     rank.MergeOptions = partial(rank.MergeOptions, scanner=ScannerKind(scanner))  # type: ignore[misc, assignment]
     arguments = ["merge", "--host", str(host), "--device", str(device), "--rank", "0", "-o", str(out), "--force"]
-    with contextlib.suppress(SystemExit):
+    try:
         main.main(arguments)
+    except SystemExit as end:
+        if end.code:
+            raise
     link = json.loads((out / "rank=0" / "link.json").read_text())["windows"][0]
     used = {link["host"]["scanner"], link["device"]["scanner"]}
     if used != {scanner}:
