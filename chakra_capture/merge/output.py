@@ -17,7 +17,7 @@ from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
 from chakra_capture.merge.tables import Columns, collectives
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, missing, pick
-from chakra_capture.trace.packed import Packed, Texts, texts
+from chakra_capture.trace.packed import Texts, pack, texts
 from chakra_capture.trace.schema import KINDS, NODES
 
 # Rows that are put together, and written as one row group, at a time.
@@ -136,9 +136,7 @@ class _Args:
             self._head = Texts.of([*(f'{{"cat":{text}' for text in [*categories, "null"]), "{"])
             self._residue = Texts.of(f",{text[1:-1]}" for text in device.residue.values)
             wide = {key: column for key, column in device.wide.items() if len(column.rows)}
-            self._wide = {
-                Texts.of([f',"{key}":']): Packed(_spread(each, device.num_rows)) for key, each in wide.items()
-            }
+            self._wide = {Texts.of([f',"{key}":']): pack(_spread(each, device.num_rows)) for key, each in wide.items()}
         self._host: list[Coded] = []
         if host is not None:
             begin, middle, end = host.frames

@@ -13,7 +13,7 @@ import numpy as np
 from chakra_capture.trace.columns import MISSING, Coded, Int64
 from chakra_capture.trace.host import PROCESS_NAME, THREAD_NAME, USER_SCOPE, AddedRoots, HostTrace
 from chakra_capture.trace.keys import match_keys
-from chakra_capture.trace.packed import Packed
+from chakra_capture.trace.packed import Packed, pack
 
 _MOST_NAMED = 10
 
@@ -74,7 +74,7 @@ def _free_id(host: HostTrace) -> int:
 
 def _appended(host: HostTrace, roots: list[_Root], parent: Int64) -> HostTrace:
     def ints(column: Packed | Int64, values: list[int]) -> Packed:
-        return Packed(np.append(column[:], np.array(values, dtype=np.int64)))
+        return pack(np.append(column[:], np.array(values, dtype=np.int64)))
 
     none, no_texts = [MISSING] * len(roots), [None] * len(roots)
     of_root = {"tid": [root.tid for root in roots], "scope": [USER_SCOPE] * len(roots)}

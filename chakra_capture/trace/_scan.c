@@ -1076,6 +1076,11 @@ static int add_event(scan *s, event *e, const u8 *end)
     i64 row = new_row(s);
     if (row < 0)
         return 0;
+    /* Kineto writes 0 where there is no record function; a correlation of 0 joins nothing either. */
+    if (!e->ints[D_RECORD])
+        e->ints[D_RECORD] = MISSING;
+    if (!e->ints[D_CORRELATION])
+        e->ints[D_CORRELATION] = MISSING;
     for (int i = 0; i < D_INTS; i++)
         s->ints[i * BLOCK_ROWS + row] = e->ints[i];
     s->scratch_len = 0;
@@ -1388,6 +1393,11 @@ static int add_node(scan *s, node *n, const u8 *end)
     i64 row = new_row(s);
     if (row < 0)
         return 0;
+    /* The observer writes 0 for no record function, -1 for no sequence number. */
+    if (!n->ints[H_RF_ID])
+        n->ints[H_RF_ID] = MISSING;
+    if (n->ints[H_SEQ_ID] < 0)
+        n->ints[H_SEQ_ID] = MISSING;
     for (int i = 0; i < H_INTS; i++)
         s->ints[i * BLOCK_ROWS + row] = n->ints[i];
     s->scratch_len = 0;
@@ -1533,11 +1543,67 @@ int cc_value(scan *s, const u8 *buf, i64 len, i64 pos, i64 *out)
 }
 
 /* Changes with the arguments of these functions, see compiled.py. */
-int cc_interface(void) { return 1; }
+int cc_interface(void) { return 2; }
 
 i64 cc_rows(const scan *s) { return s->rows; }
 i64 cc_elements_read(const scan *s) { return s->elements; }
 i64 cc_block_rows(void) { return BLOCK_ROWS; }
+
+/* Smallest and largest value of an integer column, MISSING aside: out[0], out[1]; 0 and 0 where all are. */
+void cc_range(const scan *s, int column, i64 *out)
+{
+    i64 low = INT64_MAX, high = MISSING;
+    for (i64 begin = 0; begin < s->rows; begin += BLOCK_ROWS) {
+        const i64 *from = (const i64 *)s->block[begin / BLOCK_ROWS] + (i64)column * BLOCK_ROWS;
+        i64 n = s->rows - begin < BLOCK_ROWS ? s->rows - begin : BLOCK_ROWS;
+        for (i64 i = 0; i < n; i++) {
+            i64 v = from[i];
+            high = v > high ? v : high;
+            v = v == MISSING ? INT64_MAX : v;
+            low = v < low ? v : low;
+        }
+    }
+    out[0] = high == MISSING ? 0 : low;
+    out[1] = high == MISSING ? 0 : high;
+}
+
+/* Copies n values into fewer bytes each; the smallest number that they hold stands for MISSING. */
+#define NARROW(from_type, to_type, none)                                                                               \
+    do {                                                                                                               \
+        const from_type *from = (const from_type *)at;                                                                 \
+        to_type *to = (to_type *)out + begin;                                                                          \
+        for (i64 i = 0; i < n; i++)                                                                                    \
+            to[i] = none && from[i] == (from_type)MISSING ? (to_type)none : (to_type)from[i];                          \
+    } while (0)
+
+/* Copies a column, codes after integers, in `width` bytes per value. */
+void cc_take(const scan *s, int column, int width, void *out)
+{
+    int is_code = column >= num_ints(s);
+    i64 offset = is_code ? (i64)num_ints(s) * BLOCK_ROWS * 8 + (i64)(column - num_ints(s)) * BLOCK_ROWS * 4
+                         : (i64)column * BLOCK_ROWS * 8;
+    for (i64 begin = 0; begin < s->rows; begin += BLOCK_ROWS) {
+        const u8 *at = s->block[begin / BLOCK_ROWS] + offset;
+        i64 n = s->rows - begin < BLOCK_ROWS ? s->rows - begin : BLOCK_ROWS;
+        switch (is_code ? -width : width) {
+        case 1: NARROW(i64, int8_t, INT8_MIN); break;
+        case 2: NARROW(i64, int16_t, INT16_MIN); break;
+        case 4: NARROW(i64, i32, INT32_MIN); break;
+        case 8: memcpy((i64 *)out + begin, at, (size_t)n * 8); break;
+        case -1: NARROW(i32, int8_t, 0); break;
+        case -2: NARROW(i32, int16_t, 0); break;
+        case -4: memcpy((i32 *)out + begin, at, (size_t)n * 4); break;
+        }
+    }
+}
+
+void cc_free_blocks(scan *s)
+{
+    for (i64 i = 0; i < s->blocks; i++) {
+        free(s->block[i]);
+        s->block[i] = NULL;
+    }
+}
 const u8 *cc_block(const scan *s, i64 number) { return s->block[number]; }
 void cc_free_block(scan *s, i64 number)
 {

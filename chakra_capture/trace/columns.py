@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,11 @@ def pick(values: npt.NDArray[_Number], at: Int64 | Positions, none: int) -> npt.
     return found
 
 
+def code_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
+    """The narrowest type for the codes of a dictionary of ``size`` texts."""
+    return np.dtype(next(f"i{width}" for width in (1, 2, 4) if size <= 2 ** (8 * width - 1)))
+
+
 @dataclass(frozen=True, slots=True)
 class Coded:
     """Text column in dictionary form: ``values[codes[i]]`` is row ``i``; code -1 is null.
@@ -71,8 +76,7 @@ class Coded:
 
     def narrowed(self) -> "Coded":
         """The same in as few bytes per code as the size of the dictionary allows."""
-        dtype = next(dtype for dtype in (np.int8, np.int16, np.int32) if len(self.values) <= np.iinfo(dtype).max)
-        return Coded(self.codes.astype(dtype, copy=False), self.values)
+        return Coded(self.codes.astype(code_dtype(len(self.values)), copy=False), self.values)
 
     def mask(self, accept: Iterable[str]) -> Bool:
         """Rows whose text is one of ``accept``."""
@@ -161,11 +165,20 @@ class Sparse:
     values: Int64
 
 
+class IntColumn(Protocol):
+    """An integer column, ``MISSING`` for none, however it is stored."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: Any, /) -> Any:
+        """Values of the given rows."""
+        ...
+
+
 @dataclass(slots=True)
 class Rows:
     """Columns by name, as a scanner leaves them: integers, coded texts and sparse integers."""
 
-    ints: dict[str, Int64]
+    ints: dict[str, IntColumn]
     texts: dict[str, Coded]
     wide: dict[str, Sparse]
 
@@ -179,7 +192,7 @@ def concat_rows(parts: list[Rows]) -> Rows:
         return parts[0]
     starts = np.cumsum([0, *(len(part) for part in parts)])
     return Rows(
-        ints={key: np.concatenate([part.ints[key] for part in parts]) for key in parts[0].ints},
+        ints={key: np.concatenate([part.ints[key][:] for part in parts]) for key in parts[0].ints},
         texts={key: _concat_all([part.texts[key] for part in parts]) for key in parts[0].texts},
         wide={
             key: Sparse(
@@ -209,7 +222,7 @@ def insert_rows(base: Rows, extra: Rows, before: Int64) -> Rows:
     order[moved], order[placed] = np.arange(size), size + np.arange(len(before))
     texts = {key: concat_coded(column, extra.texts[key]) for key, column in base.texts.items()}
     return Rows(
-        ints={key: np.concatenate([column, extra.ints[key]])[order] for key, column in base.ints.items()},
+        ints={key: np.concatenate([column[:], extra.ints[key][:]])[order] for key, column in base.ints.items()},
         texts={key: Coded(column.codes[order], column.values) for key, column in texts.items()},
         wide={key: _insert_sparse(base.wide[key], extra.wide[key], moved, placed) for key in base.wide},
     )

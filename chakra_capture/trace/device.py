@@ -9,14 +9,12 @@ import numpy as np
 from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Sparse, coded, missing
 from chakra_capture.trace.events import ID_ARGS, EventReader
-from chakra_capture.trace.packed import Packed
+from chakra_capture.trace.packed import Packed, pack
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, read_file
 from chakra_capture.trace.salvage import Salvage
 from chakra_capture.trace.spill import Spill
 from chakra_capture.trace.times import to_epoch
 
-# Kineto writes 0 where there is no record function; a correlation of 0 joins nothing either.
-_ZERO_IS_NONE = ("record_function_id", "correlation_id")
 # Category of "PyTorch Profiler (0)", which spans the whole recording.
 _PROFILER_SPAN = "Trace"
 
@@ -127,11 +125,9 @@ def _holds_work(file: ReadFile) -> bool:
 
 def _trace(path: Path, file: ReadFile, spill: Spill | None) -> DeviceTrace:
     ints, texts = file.rows.ints, file.rows.texts
-    for column in _ZERO_IS_NONE:
-        ints[column][ints[column] == 0] = MISSING
-    ids = {column: Packed(ints.pop(column), spill) for column in ID_ARGS}  # one by one, so that few are there twice
-    ts_ns = to_epoch(ints["ts_ns"], head_integer(file.head.get("baseTimeNanoseconds")) or 0)
-    dur_ns = ints["dur_ns"]
+    ids = {column: pack(ints.pop(column), spill) for column in ID_ARGS}  # one by one, so that few are there twice
+    ts_ns = to_epoch(ints["ts_ns"][:], head_integer(file.head.get("baseTimeNanoseconds")) or 0)
+    dur_ns = ints["dur_ns"][:]
     dur_ns[texts["phase_type"].mask(("i", "I"))] = 0
     negative = (dur_ns < 0) & (dur_ns != MISSING)
     bad_times = (ts_ns == MISSING) | (dur_ns == MISSING)
@@ -144,8 +140,8 @@ def _trace(path: Path, file: ReadFile, spill: Spill | None) -> DeviceTrace:
         phase_type=texts["phase_type"],
         category=texts["category"],
         name=texts["name"],
-        pid=Packed(ints.pop("pid"), spill),
-        tid=Packed(ints.pop("tid"), spill),
+        pid=pack(ints.pop("pid"), spill),
+        tid=pack(ints.pop("tid"), spill),
         ts_ns=ts_ns,
         dur_ns=dur_ns,
         ids=ids,

@@ -33,6 +33,8 @@ ID_ARGS = {
     "device": ("device",),
     "stream": ("stream",),
 }
+# Kineto writes 0 where there is no record function; a correlation of 0 joins nothing either.
+_ZERO_IS_NONE = ("record_function_id", "correlation_id")
 # Integer args that differ from row to row: kept apart, or every row would have args text of its own.
 WIDE_ARGS = (
     "Ev Idx", "Profiler Event Index", "Python id", "Python parent id", "Python module id", "Addr", "Bytes",
@@ -106,6 +108,8 @@ def event_rows(events: list[_Event]) -> Rows:
         column: coded_bytes(_bytes(a.pop(key, None)) for a in args) if key in present else coded([None] * len(args))
         for column, key in _TEXT_ARGS.items()
     }
+    for column in _ZERO_IS_NONE:
+        ids[column][ids[column] == 0] = MISSING
     wide = {key: _take_wide(args, key) if key in present else _NO_WIDE for key in WIDE_ARGS}
     encode = msgspec.json.Encoder().encode
     return Rows(

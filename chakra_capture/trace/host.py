@@ -11,7 +11,7 @@ from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Rows
 from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.nodes import INT_ATTRS, NodeReader
-from chakra_capture.trace.packed import Packed
+from chakra_capture.trace.packed import Packed, pack
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, head_text, read_file
 from chakra_capture.trace.salvage import Salvage
 from chakra_capture.trace.spill import Spill
@@ -145,24 +145,22 @@ def _trace(path: Path, file: ReadFile, spill: Spill | None) -> HostTrace:
         salvage.note("not finalised (no finish_ts)")
     rows = _without_duplicates(file.rows)
     ints, texts = rows.ints, rows.texts
-    node_id = ints["node_id"]
-    parent = np.where(ints["ctrl_deps"] != MISSING, ints["ctrl_deps"], ints["parent"])
+    node_id, deps = ints["node_id"][:], ints["ctrl_deps"][:]
+    parent = np.where(deps != MISSING, deps, ints["parent"][:])
     parent[parent == node_id] = MISSING  # the process root names itself
     cycles = _break_cycles(node_id, parent)
     if cycles:
         salvage.note(_cycle_note(cycles, node_id, texts["name"]))
-    ints["rf_id"][ints["rf_id"] == 0] = MISSING
-    ints["seq_id"][ints["seq_id"] < 0] = MISSING
     schema = head_text(file.head.get("schema"))
     return HostTrace(
         path=path,
         schema=schema,
         pid=head_integer(file.head.get("pid")),
         finished=finished,
-        node_id=Packed(node_id, spill),
-        parent=Packed(parent, spill),
+        node_id=pack(node_id, spill),
+        parent=pack(parent, spill),
         name=texts["name"],
-        attrs={key: Packed(ints.pop(key), spill) for key in INT_ATTRS},
+        attrs={key: pack(ints.pop(key), spill) for key in INT_ATTRS},
         input_shapes=texts["input_shapes"],
         input_types=texts["input_types"],
         input_values=texts["input_values"],
@@ -178,7 +176,7 @@ def _trace(path: Path, file: ReadFile, spill: Spill | None) -> HostTrace:
 
 def _without_duplicates(rows: Rows) -> Rows:
     """Of nodes with one id the last one counts, in the place of the first."""
-    ids = rows.ints["node_id"]
+    ids = rows.ints["node_id"][:]
     if (ids[1:] > ids[:-1]).all():  # the observer counts them up
         return rows
     unique, first = np.unique(ids, return_index=True)

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from chakra_capture.trace import compiled
-from chakra_capture.trace.columns import Coded, Rows, Sparse
+from chakra_capture.trace.columns import Coded, Codes, IntColumn, Rows, Sparse, code_dtype
 from chakra_capture.trace.feed import Feed, State, Step, Taker
-from chakra_capture.trace.packed import Texts
+from chakra_capture.trace.packed import Packed, Texts, int_dtype
 from chakra_capture.trace.spill import Batches, Column, Spill
 
 _I64 = ctypes.c_int64
@@ -34,6 +34,9 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "cc_block_rows": (_I64, []),
     "cc_block": (_POINTER, [_POINTER, _I64]),
     "cc_free_block": (None, [_POINTER, _I64]),
+    "cc_range": (None, [_POINTER, ctypes.c_int, _POINTER]),
+    "cc_take": (None, [_POINTER, ctypes.c_int, ctypes.c_int, _POINTER]),
+    "cc_free_blocks": (None, [_POINTER]),
     "cc_dict_text": (_POINTER, [_POINTER, ctypes.c_int]),
     "cc_dict_ends": (_POINTER, [_POINTER, ctypes.c_int]),
     "cc_dict_counts": (_POINTER, [_POINTER, ctypes.c_int]),
@@ -44,7 +47,6 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 }
 
 Library = ctypes.CDLL
-Codes = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Layout:
 
 
 _STEM = Path(__file__).with_name("_scan")
-_INTERFACE = 1
+_INTERFACE = 2
 
 
 @cache
@@ -135,30 +137,36 @@ class NativeScanner:
 
     def rows(self) -> Rows:
         """The columns, taken over from the C core, which forgets them."""
-        layout = self._layout
-        columns = self._take_spilled() if self._spilled else self._take_blocks()
-        codes = columns[len(layout.ints) :]
+        layout, num_ints = self._layout, len(self._layout.ints)
+        ints: list[IntColumn]
+        if self._spilled:
+            columns = self._take_spilled()
+            ints, codes = [*columns[:num_ints]], columns[num_ints:]
+        else:
+            ints = [self._take_ints(i) for i in range(num_ints)]
+            codes = [self._take_codes(num_ints, i) for i in range(len(layout.texts))]
+            self._c.cc_free_blocks(self._scan)
         return Rows(
-            ints=dict(zip(layout.ints, columns, strict=False)),
+            ints=dict(zip(layout.ints, ints, strict=True)),
             texts={key: self._coded(i, codes[i]) for i, key in enumerate(layout.texts)},
             wide={key: self._sparse(i) for i, key in enumerate(layout.wide)},
         )
 
+    def _take_ints(self, column: int) -> Packed:
+        self._c.cc_range(self._scan, column, self._out)
+        packed = np.empty(int(self._c.cc_rows(self._scan)), dtype=int_dtype(*self._out))
+        self._c.cc_take(self._scan, column, packed.itemsize, packed.ctypes.data)
+        return Packed(packed)
+
+    def _take_codes(self, num_ints: int, column: int) -> Codes:
+        dtype = code_dtype(int(self._c.cc_dict_size(self._scan, column)))
+        codes: Codes = np.empty(int(self._c.cc_rows(self._scan)), dtype=dtype)
+        self._c.cc_take(self._scan, num_ints + column, codes.itemsize, codes.ctypes.data)
+        return codes
+
     def _dtypes(self) -> list["np.dtype[Any]"]:
         layout = self._layout
         return [np.dtype(np.int64)] * len(layout.ints) + [np.dtype(np.int32)] * len(layout.texts)
-
-    def _take_blocks(self) -> list[Column]:
-        """Copy block by block and free each, so that no column is in memory twice."""
-        size = int(self._c.cc_rows(self._scan))
-        length = int(self._c.cc_block_rows())
-        columns: list[Column] = [np.empty(size, dtype=dtype) for dtype in self._dtypes()]
-        for number in range(-(-size // length)):
-            begin, end = number * length, min(size, (number + 1) * length)
-            for column, part in zip(columns, self._block(number, end - begin), strict=True):
-                column[begin:end] = part
-            self._c.cc_free_block(self._scan, number)
-        return columns
 
     def _block(self, number: int, size: int) -> Iterator[Column]:
         """The columns of one block in their order, as they lie in the core."""

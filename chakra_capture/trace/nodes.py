@@ -7,7 +7,17 @@ import msgspec
 import numpy as np
 
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import LARGEST, Int64, Rows, coded, coded_bytes, int_column, missing, parse_ids
+from chakra_capture.trace.columns import (
+    LARGEST,
+    MISSING,
+    Int64,
+    Rows,
+    coded,
+    coded_bytes,
+    int_column,
+    missing,
+    parse_ids,
+)
 from chakra_capture.trace.mend import NODES
 from chakra_capture.trace.reading import SlowReader
 
@@ -114,6 +124,9 @@ def node_rows(nodes: list[_Nested | _Flat]) -> Rows:
     described = [_describe_nested(n) if isinstance(n, _Nested) else _describe_flat(n) for n in nodes]
     details = [d[1] for d in described]
     attrs = _take_attrs([d[2] for d in described], details)
+    # The observer writes 0 for no record function, -1 for no sequence number.
+    attrs["rf_id"][attrs["rf_id"] == 0] = MISSING
+    attrs["seq_id"][attrs["seq_id"] < 0] = MISSING
     encode = msgspec.json.Encoder().encode
     return Rows(
         ints={

@@ -1,27 +1,25 @@
 """Columns and dictionaries of a whole trace in little memory."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from chakra_capture.trace.columns import MISSING, Bool, Int64, Part, Positions, missing
+from chakra_capture.trace.columns import MISSING, Bool, Codes, Int64, IntColumn, Part, Positions, missing
 from chakra_capture.trace.spill import Spill
 
 
 class Packed:
-    """Integer column in as few bytes as its values need; what is taken out of it is int64."""
+    """Integer column in as few bytes as its values need; what is taken out of it is int64.
 
-    def __init__(self, values: Int64, spill: Spill | None = None) -> None:
-        known = values[values != MISSING]
-        low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
-        bits = next(bits for bits in (8, 16, 32, 64) if max(-low, high) < 2 ** (bits - 1))
-        self._none = -(2 ** (bits - 1))
-        packed = values.astype(f"i{bits // 8}")
-        if len(known) < len(values):
-            packed[values == MISSING] = self._none
-        self._packed = spill.keep(packed) if spill else packed
+    Args:
+        packed: the values in a type of ``int_dtype``; its smallest number stands for ``MISSING``.
+    """
+
+    def __init__(self, packed: Codes) -> None:
+        self._packed = packed
+        self._none = int(np.iinfo(packed.dtype).min)
 
     def __len__(self) -> int:
         return len(self._packed)
@@ -41,6 +39,30 @@ class Packed:
         values = self[at]
         np.putmask(values, at < 0, MISSING)
         return values
+
+    def kept(self, spill: Spill) -> "Packed":
+        """The same, on disk where memory is short."""
+        return Packed(spill.keep(self._packed))
+
+
+def int_dtype(low: int, high: int) -> "np.dtype[np.signedinteger[Any]]":
+    """The narrowest type that holds ``low`` to ``high`` and one number more for ``MISSING``."""
+    return np.dtype(next(f"i{width}" for width in (1, 2, 4, 8) if max(-low, high) < 2 ** (8 * width - 1)))
+
+
+def pack(column: IntColumn, spill: Spill | None = None) -> Packed:
+    """Pack a column that is not packed yet; with ``spill``, on disk where memory is short."""
+    packed = column if isinstance(column, Packed) else _packed(column[:])
+    return packed.kept(spill) if spill else packed
+
+
+def _packed(values: Int64) -> Packed:
+    known = values[values != MISSING]
+    low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+    packed = values.astype(int_dtype(low, high))
+    if len(known) < len(values):
+        packed[values == MISSING] = np.iinfo(packed.dtype).min
+    return Packed(packed)
 
 
 class Texts(Sequence[str]):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from chakra_capture.trace.columns import LARGEST, MISSING
 from chakra_capture.trace.keys import match_keys, num_distinct
-from chakra_capture.trace.packed import Packed, Texts
+from chakra_capture.trace.packed import Texts, pack
 
 near = [sign * 2**bits + step for bits in (7, 15, 31, 61) for sign in (-1, 1) for step in (-1, 0, 1)]
 numbers = st.integers(-5, 5) | st.sampled_from(near) | st.integers(-LARGEST, LARGEST) | st.just(MISSING)
@@ -16,7 +16,7 @@ columns = st.lists(numbers, max_size=12)
 
 @given(columns, st.data())
 def test_packed_values_come_out_as_they_went_in(values: list[int], data: st.DataObject) -> None:
-    packed = Packed(np.array(values, dtype=np.int64))
+    packed = pack(np.array(values, dtype=np.int64))
     rows = data.draw(st.lists(st.integers(-1, len(values) - 1), max_size=9)) if values else [-1, -1]
     assert packed[:].tolist() == values
     assert packed[:].dtype == np.int64
