@@ -176,7 +176,7 @@ def measure_all(pairs: list[Pair], options: argparse.Namespace, folder: Path) ->
 def measure(series: Series, command: list[str | Path], out: Path, timeout: float) -> None:
     """Run one process and add what it cost, its own children included."""
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen([*command, out], stdout=said, stderr=errors)
+        process = subprocess.Popen([*command, out], stdout=said, stderr=errors, env=with_byte_code())
         watch = threading.Timer(timeout, process.kill)
         watch.start()
         # The kernel's own account. A new process begins with the peak of the one that started it, so this one
@@ -196,6 +196,11 @@ def measure(series: Series, command: list[str | Path], out: Path, timeout: float
         if "stages" in (result := json.loads(lines[-1])):
             series.stages.append(result["stages"])
     shutil.rmtree(out, ignore_errors=True)
+
+
+def with_byte_code() -> dict[str, str]:
+    """The environment for a child: as where the package is installed, its byte code is kept from the first run on."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def text(stream: Any) -> str:

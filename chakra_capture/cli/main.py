@@ -1,5 +1,6 @@
 """Entry points ``chakra-capture`` and ``merge-traces``."""
 
+import gc
 import sys
 from io import TextIOWrapper
 
@@ -68,6 +69,7 @@ def _run(built: App, argv: list[str] | None) -> int:
         return 130
     except BrokenPipeError:
         return EXIT_BAD_INPUT
+    gc.freeze()  # or leaving looks for cycles once more, among all that was imported
     return result if isinstance(result, int) else 0
 
 
