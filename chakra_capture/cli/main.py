@@ -69,7 +69,8 @@ def _run(built: App, argv: list[str] | None) -> int:
         return 130
     except BrokenPipeError:
         return EXIT_BAD_INPUT
-    gc.freeze()  # or leaving looks for cycles once more, among all that was imported
+    if argv is None:
+        gc.freeze()  # or leaving looks for cycles once more, among all that was imported
     return result if isinstance(result, int) else 0
 
 
