@@ -86,6 +86,9 @@ class RunPaths:
     def manifest(self, rank: int) -> Path:
         return self.run_dir / f"rank-{rank}.json"
 
+    def memory_snapshot(self, rank: int) -> Path:
+        return self.run_dir / f"rank-{rank}.memory.pickle"
+
     @property
     def claim(self) -> Path:
         """File whose exclusive creation gives the folder names to one run id."""

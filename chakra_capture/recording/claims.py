@@ -86,6 +86,7 @@ def overwrite(paths: RunPaths, claimant: Claimant) -> None:
     ranks = claimant.ranks
     write_json(paths.claim, {"run_id": claimant.run_id})
     discard(*_trace_files(paths, ranks.rank))
+    discard(paths.memory_snapshot(ranks.rank))
     _discard_folders(paths, lambda rank: rank == ranks.rank)
     if ranks.rank == 0:
         own = {paths.manifest(rank).name.removesuffix(".json") for rank in range(ranks.world_size)}

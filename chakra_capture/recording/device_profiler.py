@@ -20,6 +20,7 @@ from chakra_capture.recording.patches import Patch
 if TYPE_CHECKING:
     from torch.profiler import profile
 
+_ON_DEMAND = "KINETO_USE_DAEMON"
 _ENVIRONMENT_OBSERVER = "ENABLE_PYTORCH_EXECUTION_TRACE"
 _FROM_ANOTHER_THREAD = (
     "the session was closed from another thread than the one that opened it, where torch cannot save its trace. Close "
@@ -44,6 +45,11 @@ def refuse_other_profilers() -> None:
         raise RecordingError(
             f"{_ENVIRONMENT_OBSERVER} is set to 1, so torch registers an observer of its own with every profiler; a "
             "process has room for one. Unset the variable to record with chakra-capture."
+        )
+    if os.environ.get(_ON_DEMAND, "").strip() not in ("", "0"):
+        raise RecordingError(
+            f"{_ON_DEMAND} is set, so a daemon may start Kineto in this process at any moment, and a process has room "
+            "for one session. Unset the variable to record with chakra-capture."
         )
     # The C++ query is per thread and misses sessions of all threads; this flag is the process's.
     if autograd._is_profiler_enabled or _is_one_warming_up():

@@ -1,15 +1,13 @@
 """What a rank says about its recording: the shapes of ``rank-<R>.json`` in the run folder."""
 
 import os
-import platform
 import socket
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from enum import Enum, StrEnum
-from importlib.metadata import PackageNotFoundError, version
 
 from chakra_capture.config import ChakraProfileConfig
+from chakra_capture.recording.surroundings import Surroundings
 
 SCHEMA_VERSION = 1
 
@@ -64,6 +62,7 @@ class CycleRecord:
     device_bytes: int | None = None
     repaired_names: int = 0
     slept_ns: int = 0
+    memory_snapshot: str | None = None
     reason: Reason = Reason.fault
     started: ClockAnchor | None = None
     ended: ClockAnchor | None = None
@@ -73,6 +72,14 @@ class CycleRecord:
         """Say whether both files hold every step of the cycle."""
         whole = self.steps == list(range(self.first_step, self.last_step + 1)) and self.partial_step is None
         return whole and self.host_trace is not None and self.device_trace is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ProfilerOptions:
+    """What the profiler of the latest window was asked to record."""
+
+    activities: list[str]
+    options: list[str]
 
 
 @dataclass(slots=True)
@@ -89,6 +96,8 @@ class Manifest:
     reason: Reason = Reason.running
     detail: str | None = None
     windows: list[CycleRecord] = field(default_factory=list)
+    surroundings: Surroundings | None = None
+    options: ProfilerOptions | None = None
     unavailable_options: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
@@ -117,18 +126,3 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
-
-
-def versions_in_use() -> dict[str, str | None]:
-    """Return the versions a reader of the traces may need; torch is asked only if the job has imported it."""
-    torch = sys.modules.get("torch")
-    try:
-        own: str | None = version("chakra-capture")
-    except PackageNotFoundError:
-        own = None
-    return {
-        "python": platform.python_version(),
-        "chakra_capture": own,
-        "torch": str(torch.__version__) if torch else None,
-        "cuda": torch.version.cuda if torch else None,
-    }

@@ -13,10 +13,12 @@ from chakra_capture.errors import RecordingError
 from chakra_capture.layout import part_path
 from chakra_capture.recording import files, registry
 from chakra_capture.recording.device_profiler import DeviceProfiler, refuse_other_profilers
-from chakra_capture.recording.manifest import ClockAnchor, CycleRecord, Reason
+from chakra_capture.recording.manifest import ClockAnchor, CycleRecord, Manifest, ProfilerOptions, Reason
+from chakra_capture.recording.memory_history import MemoryHistory, is_out_of_memory
 from chakra_capture.recording.observer import HostObserver
 from chakra_capture.recording.publish import Published, publish_device, publish_host
 from chakra_capture.recording.run import Run
+from chakra_capture.recording.surroundings import surroundings
 from chakra_capture.recording.window import Cycle
 
 if TYPE_CHECKING:
@@ -60,6 +62,7 @@ class Recorder:
         self._has_failed = False
         self._reserved: list[Path] = []
         self._problems: list[str] = []
+        self._memory = MemoryHistory() if settings.memory_snapshot else None
 
     @property
     def open_step(self) -> int | None:
@@ -84,9 +87,13 @@ class Recorder:
                 self._reserved.append(part_path(final))
             self._observer = observer = HostObserver(part_path(self._host_final))
             observer.register()
-            unavailable = self._run.manifest.unavailable_options
-            self._profiler = DeviceProfiler(lambda: _make_profiler(self._settings, observer, unavailable))
+            manifest = self._run.manifest
+            self._profiler = DeviceProfiler(lambda: _make_profiler(self._settings, observer, manifest))
             self._profiler.prepare()
+            if self.cycle.opens_window or manifest.surroundings is None:
+                manifest.surroundings = surroundings()
+            if self._memory is not None:
+                self._memory.start()
         except BaseException:
             self._drop()
             raise
@@ -115,6 +122,19 @@ class Recorder:
         """Note that the open step raised; it stays open, for only what follows tells whether it is tried again."""
         self._has_failed = self._open_step == step
 
+    def note_error(self, error: BaseException | None) -> None:
+        """Write a memory snapshot if the job ran out of memory, and that is asked for."""
+        if self._memory is None or not self._is_running or self.record.memory_snapshot is not None:
+            return
+        if is_out_of_memory(error):
+            path = self._run.paths.memory_snapshot(self._run.manifest.rank)
+            try:
+                self._memory.write(path)
+                self.record.memory_snapshot = str(path.relative_to(self._run.paths.trace_dir))
+            except OSError as fault:  # The traces may still fit.
+                logger.warning("The memory snapshot %s cannot be written: %s", path, fault)
+                self._run.manifest.faults.append(f"{path} cannot be written: {fault}")
+
     def abort_step(self) -> None:
         """End the open step without counting it."""
         if self._open_step is not None:
@@ -141,6 +161,8 @@ class Recorder:
             time.sleep(_STRAGGLERS_NS / 1e9)
             self.record.slept_ns += _STRAGGLERS_NS
         self.record.ended = self.record.ended or ClockAnchor.now()
+        if self._memory is not None:
+            self._memory.stop()
         assert self._profiler is not None
         assert self._observer is not None
         self._observer.stop()
@@ -223,6 +245,8 @@ class Recorder:
 
     def _drop(self) -> None:
         """Give everything back; nothing was recorded."""
+        if self._memory is not None:
+            self._memory.stop()
         if self._profiler is not None:
             self._profiler.drop()
         self._profiler = None
@@ -256,11 +280,12 @@ class Recorder:
             self._problems.append(done.problem)
 
 
-def _make_profiler(settings: ChakraProfileConfig, observer: HostObserver, unavailable: list[str]) -> "profile":
-    """Build the profiler with the options this torch knows; the others are named in ``unavailable``."""
+def _make_profiler(settings: ChakraProfileConfig, observer: HostObserver, manifest: Manifest) -> "profile":
+    """Build the profiler with the options this torch knows; ``manifest`` names them, and the others."""
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import profile, supported_activities
 
+    unavailable = manifest.unavailable_options
     wanted = {"all_threads": "profile_all_threads", "sync_events": "enable_cuda_sync_events"}
     experimental: dict[str, Any] = {}
     for setting, option in wanted.items():
@@ -279,8 +304,10 @@ def _make_profiler(settings: ChakraProfileConfig, observer: HostObserver, unavai
                 options[setting] = True
             else:
                 _report_unavailable(setting, unavailable)
+    activities = supported_activities()  # type: ignore[no-untyped-call]
+    manifest.options = ProfilerOptions(sorted(activity.name for activity in activities), [*options, *experimental])
     return profile(
-        activities=supported_activities(),  # type: ignore[no-untyped-call]
+        activities=activities,
         execution_trace_observer=observer.torch_observer,
         experimental_config=_ExperimentalConfig(**experimental),
         **options,

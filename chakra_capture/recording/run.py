@@ -11,8 +11,9 @@ from chakra_capture.recording.agreement import agree, default_store
 from chakra_capture.recording.claims import Claimant, take_folders
 from chakra_capture.recording.files import write_json
 from chakra_capture.recording.launch import own_run_id, safe_file_name
-from chakra_capture.recording.manifest import Manifest, Reason, settings_in_effect, versions_in_use
+from chakra_capture.recording.manifest import Manifest, Reason, settings_in_effect
 from chakra_capture.recording.rank import RankInfo
+from chakra_capture.recording.surroundings import versions_in_use
 
 _DEFAULT_FOLDER = "chakra_traces"
 

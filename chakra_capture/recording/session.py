@@ -108,11 +108,12 @@ class Session:
         if recorder is not None:
             self._guarded(recorder.abort_step)
 
-    def fail_step(self, step: int) -> None:
+    def fail_step(self, step: int, error: BaseException | None = None) -> None:
         """Tell that global step ``step`` raised: should it begin again, this attempt is not counted."""
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.fail_step, step)
+            self._guarded(recorder.note_error, error)
 
     @property
     def _recorder(self) -> Recorder | None:
@@ -303,6 +304,8 @@ class Session:
         run, cycles = self._run, self._cycles
         assert run is not None
         assert cycles is not None
+        if cycles.recorder is not None:
+            cycles.recorder.note_error(error)
         cycles.finish(reason)
         cycles.settle()
         if not self._records:
@@ -351,4 +354,4 @@ class _StepContext:
         if error is None:
             self._session.end_step(self.step)
         else:
-            self._session.fail_step(self.step)
+            self._session.fail_step(self.step, error)

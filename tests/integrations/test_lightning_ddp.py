@@ -37,6 +37,9 @@ def check_two_ranks(trace_dir, steps, job="0"):
         check_pair(trace_dir, steps, rank=rank, job=job)
         said = manifest(trace_dir, rank, job)
         assert (said["rank"], said["world_size"], said["complete"]) == (rank, 2, True)
+        (group,) = said["surroundings"]["process_groups"]
+        assert (group["size"], group["ranks"]) == (2, None)
+        assert "gloo" in group["backend"]
     ids = {manifest(trace_dir, rank, job)["run_id"] for rank in (0, 1)}
     assert ids == {read(trace_dir / f"{job}_run/run.json")["run_id"]}
     assert files(trace_dir / f"{job}_kineto") == ["rank-0.json", "rank-1.json"]

@@ -151,6 +151,14 @@ def test_observer_from_the_environment_is_refused(tmp_path, errors, monkeypatch)
     assert "Unset the variable to record with chakra-capture" in errors()[0]
 
 
+def test_kineto_on_demand_is_refused(tmp_path, errors, monkeypatch):
+    monkeypatch.setenv("KINETO_USE_DAEMON", "1")
+    run_session(settings(tmp_path, 1, 2))
+
+    assert "KINETO_USE_DAEMON is set, so a daemon may start Kineto in this process at any moment" in errors()[0]
+    assert manifest(tmp_path)["reason"] == "fault"
+
+
 def test_second_session_inside_a_window_is_refused_and_the_first_is_whole(tmp_path, errors):
     with capture(settings(tmp_path / "a", 1, 3)) as outer:
         train(outer, 2)
