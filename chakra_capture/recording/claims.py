@@ -17,7 +17,7 @@ from chakra_capture.recording.rank import RankInfo
 
 logger = logging.getLogger(__name__)
 
-_RESOURCES_NAME = re.compile(r"rank-(?P<rank>\d+)(\.cycle-\d+)?(\.json)?_resources")
+_RESOURCES_NAME = re.compile(r"rank-(?P<rank>\d+)(\.cycle-\d+)?(\.json)?_resources(\.part)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from chakra_capture.errors import RecordingError
-from chakra_capture.layout import PART_SUFFIX, part_path, resources_path
+from chakra_capture.layout import PART_SUFFIX, part_path
 
 FILE_MODE = 0o640
 _TAIL_BYTES = 64 * 1024
@@ -156,14 +156,6 @@ def publish(part: Path, final: Path) -> int:
     size = part.stat().st_size
     part.replace(final)
     return size
-
-
-def publish_resources(part: Path, final: Path) -> None:
-    """Move the folder of extra resources along with its host trace."""
-    # The observer cuts the last suffix of the path it was given: ``rank-0.json.part`` gives ``rank-0.json_resources``.
-    made = part.with_name(part.name.removesuffix(PART_SUFFIX) + "_resources")
-    if made.is_dir():
-        made.replace(resources_path(final))
 
 
 def _umask() -> int:

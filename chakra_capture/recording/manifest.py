@@ -63,6 +63,7 @@ class CycleRecord:
     repaired_names: int = 0
     slept_ns: int = 0
     memory_snapshot: str | None = None
+    resources: str | None = None
     reason: Reason = Reason.fault
     started: ClockAnchor | None = None
     ended: ClockAnchor | None = None

@@ -12,6 +12,11 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
     """Say once per job which settings have no effect."""
     for name in _settings_without_effect(settings):
         logger.warning("chakra_profile.%s has no effect in this version of chakra-capture.", name)
+    if settings.replay_data:
+        logger.warning(
+            "chakra_profile.replay_data is on: values of integer tensors, training data among them, are stored beside "
+            "the host trace."
+        )
     if not settings.step_windows:
         logger.warning(
             "chakra_profile.start_step is null, and this version of chakra-capture records no phases: nothing will be "
@@ -27,7 +32,7 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
 
 def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
     """Name the settings that were changed but belong to parts that do not exist yet."""
-    names = [name for name in ("live", "log_to_logger", "replay_data") if getattr(settings, name)]
+    names = [name for name in ("live", "log_to_logger") if getattr(settings, name)]
     names += ["validation"] if settings.validation is not Validation.keep else []
     names += ["max_recorded_steps"] if settings.max_recorded_steps is not None else []
     names += ["trigger"] if settings.trigger != TriggerConfig() else []

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from chakra_capture.errors import RecordingError
 from chakra_capture.recording.files import was_opened
 from chakra_capture.recording.patches import Patch
+from chakra_capture.recording.replay import ReplayData
 
 if TYPE_CHECKING:
     from torch.profiler import ExecutionTraceObserver
@@ -29,11 +30,12 @@ SETTLE_NS = 250_000_000
 class HostObserver:
     """One registration of the observer, writing to one file that was reserved for it."""
 
-    def __init__(self, part: Path) -> None:
+    def __init__(self, part: Path, replay: ReplayData | None = None) -> None:
         from torch.profiler import ExecutionTraceObserver
 
         self._observer: ExecutionTraceObserver | None = ExecutionTraceObserver()
         self._part = part
+        self._replay = replay
         self._descriptor: int | None = None
         self._identity: tuple[int, int] | None = None
         self._patch: Patch | None = None
@@ -53,7 +55,12 @@ class HostObserver:
             RecordingError: the process has another observer, or torch could not open the file.
         """
         observer = self.torch_observer
-        observer.register_callback(str(self._part))
+        if self._replay is None:
+            observer.register_callback(str(self._part))
+        else:
+            with self._replay.variables():
+                observer.register_callback(str(self._replay.path))
+                observer.set_extra_resource_collection(True)
         if not observer.is_registered or not was_opened(self._part):
             self._let_go()
             raise RecordingError(

@@ -18,13 +18,8 @@ class Published:
 
 
 def publish_host(part: Path, final: Path, *, compress: bool) -> Published:
-    """Check, repair and publish a host trace with its resources."""
-
-    def finish() -> int:
-        files.publish_resources(part, final)
-        return files.repair_host_names(part)
-
-    return _publish(part, final, files.is_whole_host_trace, finish, compress)
+    """Check, repair and publish a host trace."""
+    return _publish(part, final, files.is_whole_host_trace, lambda: files.repair_host_names(part), compress)
 
 
 def publish_device(part: Path, final: Path, *, compress: bool) -> Published:

@@ -17,6 +17,7 @@ from chakra_capture.recording.manifest import ClockAnchor, CycleRecord, Manifest
 from chakra_capture.recording.memory_history import MemoryHistory, is_out_of_memory
 from chakra_capture.recording.observer import HostObserver
 from chakra_capture.recording.publish import Published, publish_device, publish_host
+from chakra_capture.recording.replay import ReplayData
 from chakra_capture.recording.run import Run
 from chakra_capture.recording.surroundings import surroundings
 from chakra_capture.recording.window import Cycle
@@ -62,6 +63,9 @@ class Recorder:
         self._has_failed = False
         self._reserved: list[Path] = []
         self._problems: list[str] = []
+        self._replay = None
+        if settings.replay_data:
+            self._replay = ReplayData(part_path(self._host_final), self._host_final)
         self._memory = MemoryHistory() if settings.memory_snapshot else None
 
     @property
@@ -85,7 +89,9 @@ class Recorder:
             for final in (self._host_final, self._device_final):
                 files.reserve(part_path(final))
                 self._reserved.append(part_path(final))
-            self._observer = observer = HostObserver(part_path(self._host_final))
+            if self._replay is not None:
+                self._replay.prepare()
+            self._observer = observer = HostObserver(part_path(self._host_final), self._replay)
             observer.register()
             manifest = self._run.manifest
             self._profiler = DeviceProfiler(lambda: _make_profiler(self._settings, observer, manifest))
@@ -254,6 +260,8 @@ class Recorder:
             self._observer.unregister()
             self._observer = None
         files.discard(*self._reserved)
+        if self._replay is not None:
+            self._replay.discard()
         self._reserved.clear()
         registry.release_recorder(self)
 
@@ -264,6 +272,8 @@ class Recorder:
         self._note(done)
         if done.path is not None:
             record.host_trace, record.host_bytes = str(done.path.relative_to(trace_dir)), done.size
+            resources = self._replay.publish() if self._replay is not None else None
+            record.resources = str(resources.relative_to(trace_dir)) if resources is not None else record.resources
         if not self._has_device_trace:
             return
         done = publish_device(device, self._device_final, compress=compress)
