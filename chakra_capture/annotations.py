@@ -3,6 +3,7 @@
 import re
 
 STEP_PREFIX = "ProfilerStep#"
+VALIDATION = "## chakra_capture:validation ##"
 PROCESS_GROUP_INIT = "## process_group:init ##"
 
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})")

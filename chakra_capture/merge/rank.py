@@ -10,6 +10,7 @@ import polars as pl
 from chakra_capture import annotations, layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.edges import Edges, find_edges
+from chakra_capture.merge.exclude import without_validation
 from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
 from chakra_capture.merge.memory import give_back
 from chakra_capture.merge.order import link_by_order
@@ -130,10 +131,13 @@ def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOption
         faults = check_pair(host, device, evidence, force=options.force)
     elif device is not None:
         faults = check_rank(device, rank, force=options.force)
-    columns = link_rows(host, device, link)
+    columns, num_excluded = without_validation(link_rows(host, device, link))
     device = columns.device  # the times are in the columns now
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
+    entry["num_rows_of_validation_left_out"] = num_excluded
+    if num_excluded:
+        entry["notes"].append(f"rows recorded during validation, left out because the job asked for it: {num_excluded}")
     entry["num_bytes_spilled"] = 0 if spill is None else spill.num_bytes
     if files.unfinished:
         entry["salvaged"] = True

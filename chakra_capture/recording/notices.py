@@ -2,7 +2,7 @@
 
 import logging
 
-from chakra_capture.config import ChakraProfileConfig, TriggerConfig, Validation
+from chakra_capture.config import ChakraProfileConfig, TriggerConfig
 from chakra_capture.recording.rank import RankInfo
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,6 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
 def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
     """Name the settings that were changed but belong to parts that do not exist yet."""
     names = [name for name in ("live", "log_to_logger") if getattr(settings, name)]
-    names += ["validation"] if settings.validation is not Validation.keep else []
     names += ["max_recorded_steps"] if settings.max_recorded_steps is not None else []
     names += ["trigger"] if settings.trigger != TriggerConfig() else []
     return names

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from chakra_capture.annotations import step_name
+from chakra_capture.annotations import VALIDATION, step_name
 from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.errors import RecordingError
 from chakra_capture.layout import part_path
@@ -56,6 +56,7 @@ class Recorder:
         self._observer: HostObserver | None = None
         self._profiler: DeviceProfiler | None = None
         self._annotation: record_function | None = None
+        self._validation: record_function | None = None
         self._open_step: int | None = None
         self._is_running = False
         self._has_device_trace = False
@@ -108,6 +109,7 @@ class Recorder:
         """Begin a step; ends the one before if its end was not told, or if the same step failed and begins again."""
         if self.is_in(step):
             return
+        self.end_validation()
         if self._open_step is not None:
             self.abort_step()
         if not self._is_running:
@@ -127,6 +129,19 @@ class Recorder:
     def fail_step(self, step: int) -> None:
         """Note that the open step raised; it stays open, for only what follows tells whether it is tried again."""
         self._has_failed = self._open_step == step
+
+    def start_validation(self) -> None:
+        """Mark what follows as validation, which merge leaves out."""
+        if self._is_running and self._validation is None:
+            from torch.autograd.profiler import record_function
+
+            self._validation = record_function(VALIDATION)
+            self._validation.__enter__()  # type: ignore[no-untyped-call]
+
+    def end_validation(self) -> None:
+        """End the mark, if there is one."""
+        annotation, self._validation = self._validation, None
+        self._leave(annotation)
 
     def note_error(self, error: BaseException | None) -> None:
         """Write a memory snapshot if the job ran out of memory, and that is asked for."""
@@ -160,6 +175,7 @@ class Recorder:
         self.record.reason = reason
         if self._open_step is not None and self._open_step not in self.record.steps:
             self.record.partial_step = self._open_step
+        self.end_validation()
         self._close_annotation()
         if self._run.manifest.world_size > 1 and self.record.ended is None:
             # gloo's threads end their annotations a little after the training thread has gone on; the observer writes
@@ -226,7 +242,7 @@ class Recorder:
         if self._profiler is not None:
             self._profiler.forget_in_child()
         self._observer = self._profiler = None
-        self._annotation = None
+        self._annotation = self._validation = None
         self._open_step = None
         self._is_running = False
 
@@ -243,6 +259,9 @@ class Recorder:
     def _close_annotation(self) -> None:
         annotation, self._annotation, self._open_step = self._annotation, None, None
         self._has_failed = False
+        self._leave(annotation)
+
+    def _leave(self, annotation: "record_function | None") -> None:
         if annotation is not None and threading.get_ident() != self.thread:
             # Its end, and its destructor too, would take it from the stack of the wrong thread.
             registry.keep_for_ever(annotation)

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from chakra_capture.annotations import safe_name
-from chakra_capture.config import ChakraProfileConfig, OnFault, settings_from
+from chakra_capture.config import ChakraProfileConfig, OnFault, Validation, settings_from
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import registry
@@ -114,6 +114,18 @@ class Session:
         if recorder is not None:
             self._guarded(recorder.fail_step, step)
             self._guarded(recorder.note_error, error)
+
+    def start_validation(self) -> None:
+        """Tell that the loop validates, between two steps; with ``validation: exclude`` merge leaves it out."""
+        recorder = self._recorder
+        if recorder is not None and self._settings.validation is Validation.exclude:
+            self._guarded(recorder.start_validation)
+
+    def end_validation(self) -> None:
+        """Tell that validation is over."""
+        recorder = self._recorder
+        if recorder is not None:
+            self._guarded(recorder.end_validation)
 
     @property
     def _recorder(self) -> Recorder | None:

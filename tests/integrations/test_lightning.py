@@ -110,6 +110,43 @@ def test_validation_inside_the_window_is_recorded_and_in_no_step(tmp_path):
     assert in_no_step(tmp_path, "validation")
 
 
+def merged_names(trace_dir):
+    """Names of all rows after a merge, which runs in a process of its own: it must not meet torch."""
+    script = """if True:
+        import subprocess, sys, polars
+        merge = [sys.executable, "-m", "chakra_capture", "merge", sys.argv[1]]
+        subprocess.run(merge, check=True, stdout=subprocess.DEVNULL)
+        print(polars.read_parquet(sys.argv[1] + "/0_merged/rank=0/nodes.parquet")["name"].to_list())
+    """
+    done = subprocess.run([sys.executable, "-c", script, str(trace_dir)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return eval(done.stdout)
+
+
+def test_validation_that_is_excluded_is_left_out_by_merge(tmp_path):
+    callback = ChakraProfileCallback(settings(tmp_path, 2, 6, validation="exclude"))
+    trainer(callback, val_check_interval=4, limit_val_batches=2).fit(Model(), loader(), loader(2))
+
+    check_pair(tmp_path, [2, 3, 4, 5, 6])  # nothing is paused: both files hold it
+    assert in_no_step(tmp_path, "validation")
+    found = merged_names(tmp_path)
+    assert [name for name in found if "validation" in name] == []
+    assert sorted(name for name in found if name.startswith("batch ")) == [f"batch 0.{n}" for n in range(2, 7)]
+
+
+def test_validation_that_fails_ends_the_recording_like_any_other_failure(tmp_path):
+    class Broken(Model):
+        def validation_step(self, batch, batch_idx):
+            raise ValueError
+
+    callback = ChakraProfileCallback(settings(tmp_path, 2, 6, validation="exclude"))
+    with pytest.raises(ValueError):
+        trainer(callback, val_check_interval=4, num_sanity_val_steps=0).fit(Broken(), loader(), loader(2))
+
+    check_pair(tmp_path, [2, 3])
+    assert manifest(tmp_path)["reason"] == "exception"
+
+
 def test_batch_end_hooks_of_other_callbacks_are_in_no_step(tmp_path):
     class Slow(pl.Callback):
         def on_train_batch_end(self, *_):

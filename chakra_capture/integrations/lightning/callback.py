@@ -110,6 +110,16 @@ class ChakraProfileCallback(_Callback):
         if trainer is self._trainer:
             self._follower.end_epoch()  # type: ignore[union-attr]
 
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """Mark validation, so that it can be left out."""
+        if trainer is self._trainer and self._session is not None:
+            self._session.start_validation()
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """End the mark."""
+        if trainer is self._trainer and self._session is not None:
+            self._session.end_validation()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the session."""
         self._close(trainer, Reason.training_ended)
