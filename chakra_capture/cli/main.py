@@ -37,19 +37,21 @@ def app() -> App:
 
 def main(argv: list[str] | None = None) -> None:
     """Run ``chakra-capture`` and leave with its exit status."""
+    if argv is None:  # a process of our own
+        prepare_process(merges=sys.argv[1:2] == ["merge"])
     sys.exit(_run(app(), argv))
 
 
 def merge_traces(argv: list[str] | None = None) -> None:
     """Run ``merge-traces``, which is ``chakra-capture merge``."""
+    if argv is None:
+        prepare_process(merges=True)
     built = App(name="merge-traces", version=_version, help_format="plaintext", help=merge.__doc__)
     built.default(merge)
     sys.exit(_run(built, argv))
 
 
 def _run(built: App, argv: list[str] | None) -> int:
-    if argv is None:  # a process of our own
-        prepare_process()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # a name that the terminal's encoding lacks must not end in a traceback
             stream.reconfigure(errors="replace")

@@ -20,12 +20,15 @@ def _glibc() -> ctypes.CDLL | None:
     return library if hasattr(library, "mallopt") and hasattr(library, "malloc_trim") else None
 
 
-def prepare_process() -> None:
-    """For a process that only merges, before it imports numpy and polars; its children inherit the environment.
+def prepare_process(*, merges: bool) -> None:
+    """For a process that is all ours, before it imports numpy and polars; its children inherit the environment.
 
     One heap for all threads, and no search for cycles among millions of objects that have none.
     """
     gc.disable()
+    if merges:
+        # Ranks are merged side by side; one alone gains little from more threads, and costs more in all.
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if library := _glibc():

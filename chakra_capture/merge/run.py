@@ -144,7 +144,7 @@ class _Worker:
 
 def _serve(pipe: "connection.Connection[RankReport, _Job]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    prepare_process()
+    prepare_process(merges=True)
     with suppress(EOFError), pipe:
         while True:
             pipe.send(_merge_one(pipe.recv()))

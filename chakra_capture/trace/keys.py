@@ -20,7 +20,10 @@ def match_keys(left: Int64, right: Int64) -> Int64:
     low, high = int(keys.min()), int(keys.max())
     if high - low <= _DENSE * (len(left) + len(keys)):
         first = np.full(high - low + 1, len(right), dtype=np.int64)
-        np.minimum.at(first, keys - low, known)
+        keys -= low
+        first[keys] = known
+        if np.count_nonzero(first < len(right)) < len(keys):  # which of equal keys was written last is not defined
+            np.minimum.at(first, keys, known)
         inside = (left >= low) & (left <= high)
         row = first[np.where(inside, left, low) - low]
         return np.where(inside & (row < len(right)), row, -1)
