@@ -1,0 +1,326 @@
+"""What every integration does, tested alike: a framework gives a ``Job``, and its test class derives from ``Contract``.
+
+A job trains a small network with real trainers of the framework. Every training batch is visible in a trace as
+``batch <number>``, every item read for training as ``request``, validation as ``validation``.
+"""
+
+import copy
+import logging
+import pickle
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+import torch
+from recording.recorded import check_pair, entries, files, manifest, names, settings
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils.data import DataLoader, Dataset
+
+from chakra_capture.annotations import parse_step
+from chakra_capture.errors import SettingsError
+
+HARD_TO_WRITE = 'a "quoted"\nname\x01'
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One training."""
+
+    batches: int = 6  # in an epoch
+    epochs: int = 1
+    accumulate: int = 1
+    validates: bool = False  # after every second step and every epoch, as far as the framework can
+    resume_at: int = 0  # the step at which an earlier training was saved
+    fail_at: int | None = None  # number of a batch
+    error: BaseException | None = None
+
+
+@dataclass
+class Batches:
+    """Counts the batches of one training and computes with them."""
+
+    plan: Plan
+    number: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.number = self.plan.resume_at * self.plan.accumulate
+
+    def loss(self, network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+        number = self.number
+        self.number += 1
+        with record_function(f"batch {number}"):
+            if number == self.plan.fail_at:
+                assert self.plan.error is not None
+                raise self.plan.error
+            with record_function(HARD_TO_WRITE):
+                return network(inputs).sum()
+
+
+def validate(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
+    with record_function("validation"), torch.no_grad():
+        return network(inputs).sum()
+
+
+@dataclass
+class Result:
+    """What a training leaves."""
+
+    weights: list[torch.Tensor]
+    random_states: tuple[Any, ...]
+    num_steps: int
+
+    @classmethod
+    def of(cls, network: torch.nn.Module, num_steps: int) -> "Result":
+        weights = [weight.detach().clone() for weight in network.parameters()]
+        return cls(weights, (torch.get_rng_state().tolist(), random.getstate()), num_steps)
+
+
+class Job(Protocol):
+    """One framework's training, with and without us."""
+
+    def adapter(self, chosen: object, accumulate: int = 1) -> Any:
+        """What a user makes of the settings."""
+
+    def train(self, adapter: Any, plan: Plan) -> Result:
+        """Train as the plan says; without us where ``adapter`` is None."""
+
+
+class Items(Dataset):
+    """Seeded rows; reading one for training is visible in a trace."""
+
+    def __init__(self, size: int, name: str | None = "request") -> None:
+        self.rows = torch.randn(size, 4, generator=torch.Generator().manual_seed(size))
+        self.name = name
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if self.name is None:
+            return self.rows[index]
+        with record_function(self.name):
+            return self.rows[index] + 0
+
+
+def training_data(plan: Plan) -> DataLoader:
+    return DataLoader(Items(plan.batches), batch_size=1, shuffle=True)
+
+
+def validation_data() -> DataLoader:
+    return DataLoader(Items(2, name=None), batch_size=1)
+
+
+def make_network() -> torch.nn.Module:
+    """Seed the process and make the network; dropout draws random numbers in every step."""
+    random.seed(1)
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+
+
+def make_optimizer(network: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network.parameters(), lr=0.01)
+
+
+def same(first: Result, second: Result) -> bool:
+    weights = all(torch.equal(a, b) for a, b in zip(first.weights, second.weights, strict=True))
+    return weights and first.random_states == second.random_states and first.num_steps == second.num_steps
+
+
+def batches(folder: Path, cycle: int = 0) -> list[int]:
+    """The batches in both files, which must agree."""
+    name = f"rank-0.cycle-{cycle}.json" if cycle else "rank-0.json"
+    host, device = (names(folder / kind / name, "batch ") for kind in ("0_chakra", "0_kineto"))
+    assert host == device
+    return [int(found.removeprefix("batch ")) for found in host]
+
+
+def spans(folder: Path, is_wanted: Callable[[str], bool]) -> list[tuple[float, float]]:
+    events = entries(folder / "0_kineto/rank-0.json")
+    return [(e["ts"], e["ts"] + e["dur"]) for e in events if "dur" in e and is_wanted(e["name"])]
+
+
+def our_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [r for r in caplog.records if r.levelno >= logging.WARNING and r.name.startswith("chakra_capture")]
+    return [r.getMessage() for r in found]
+
+
+@dataclass
+class Recorded:
+    """A training without us, and two with one adapter."""
+
+    folder: Path
+    bare: Result
+    first: Result
+
+
+WHOLE = Plan(batches=4, epochs=3, validates=True)
+SHORT = Plan(batches=6)
+
+
+class Contract:
+    """The scenarios; a subclass names its ``job``."""
+
+    job: Job
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+        folder = tmp_path_factory.mktemp("recorded")
+        bare = cls.job.train(None, WHOLE)
+        adapter = cls.job.adapter(settings(folder, 2, 6, warmup_steps=0, active_steps=1))
+        first = cls.job.train(adapter, WHOLE)
+        cls.job.train(adapter, WHOLE)
+        return Recorded(folder, bare, first)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def short(cls) -> Result:
+        return cls.job.train(None, SHORT)
+
+    @pytest.fixture(autouse=True)
+    def _put_signals_back(self) -> Iterator[None]:
+        # Lightning leaves SIGINT ignored after an interrupt.
+        before = signal.getsignal(signal.SIGINT)
+        yield
+        signal.signal(signal.SIGINT, before)
+
+    def test_both_files_hold_exactly_the_steps_of_the_window(self, recorded: Recorded) -> None:
+        check_pair(recorded.folder, [2, 3, 4, 5, 6])
+        assert batches(recorded.folder) == [2, 3, 4, 5, 6]
+
+    def test_second_training_is_a_new_window_of_the_same_run(self, recorded: Recorded) -> None:
+        check_pair(recorded.folder, [2, 3, 4, 5, 6], cycle=1)
+        assert batches(recorded.folder, cycle=1) == [2, 3, 4, 5, 6]
+        said = manifest(recorded.folder)
+        assert (said["complete"], said["reason"], len(said["windows"])) == (True, "complete", 2)
+        assert [said["windows"][n]["aborted_steps"] for n in (0, 1)] == [[], []]
+        assert [name for name in files(recorded.folder) if name.endswith(".part")] == []
+
+    def test_weights_and_random_states_are_the_same_without_us(self, recorded: Recorded) -> None:
+        assert recorded.bare.num_steps == 12
+        assert same(recorded.bare, recorded.first)
+
+    def test_validation_in_the_window_is_recorded_and_in_no_step(self, recorded: Recorded) -> None:
+        steps = spans(recorded.folder, lambda name: parse_step(name) is not None)
+        found = spans(recorded.folder, lambda name: name == "validation")
+        assert found
+        assert all(end <= first or start >= last for start, end in found for first, last in steps)
+
+    def test_every_request_for_a_batch_is_in_a_step(self, recorded: Recorded) -> None:
+        steps = spans(recorded.folder, lambda name: parse_step(name) is not None)
+        found = spans(recorded.folder, lambda name: name == "request")
+        assert len(found) == 5
+        assert all(any(first <= start and end <= last for first, last in steps) for start, end in found)
+
+    def test_accumulated_batches_are_one_step_and_a_warm_up_is_taken_from_the_window(self, tmp_path: Path) -> None:
+        adapter = self.job.adapter(settings(tmp_path, 1, 3, warmup_steps=1, active_steps=2), accumulate=4)
+        copied = pickle.loads(pickle.dumps(copy.deepcopy(adapter)))
+        result = self.job.train(copied, Plan(batches=16, accumulate=4))
+
+        assert result.num_steps == 4
+        check_pair(tmp_path, [2, 3])
+        assert batches(tmp_path) == [8, 9, 10, 11, 12, 13, 14, 15]
+        assert manifest(tmp_path)["complete"]
+
+    def test_exception_propagates_unchanged_and_what_was_recorded_is_kept(self, tmp_path: Path) -> None:
+        error = RuntimeError("training failed")
+        adapter = self.job.adapter(settings(tmp_path, 1, 4))
+        with pytest.raises(RuntimeError) as caught:
+            self.job.train(adapter, Plan(fail_at=3, error=error))
+
+        assert caught.value is error
+        check_pair(tmp_path, [1, 2, 3])
+        said = manifest(tmp_path)
+        assert (said["complete"], said["reason"], said["detail"]) == (False, "exception", "RuntimeError")
+        assert (said["windows"][0]["steps"], said["windows"][0]["partial_step"]) == ([1, 2], 3)
+
+        self.job.train(adapter, SHORT)
+        check_pair(tmp_path, [1, 2, 3, 4], cycle=1)
+
+    def test_keyboard_interrupt_in_the_window(self, tmp_path: Path) -> None:
+        adapter = self.job.adapter(settings(tmp_path, 1, 4))
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            self.job.train(adapter, Plan(fail_at=3, error=KeyboardInterrupt()))
+
+        check_pair(tmp_path, [1, 2, 3])
+        assert manifest(tmp_path)["detail"] == "KeyboardInterrupt"
+        assert manifest(tmp_path)["windows"][0]["partial_step"] == 3
+
+    def test_training_that_ends_in_the_window(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.job.train(self.job.adapter(settings(tmp_path, 4, 20)), SHORT)
+
+        check_pair(tmp_path, [4, 5])
+        assert (manifest(tmp_path)["complete"], manifest(tmp_path)["reason"]) == (False, "training ended")
+        assert our_warnings(caplog) == []
+
+    def test_window_that_is_never_reached_is_said_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.job.train(self.job.adapter(settings(tmp_path, 50, 51)), SHORT)
+
+        assert ["The profiling window 50..51 was never reached" in said for said in our_warnings(caplog)] == [True]
+
+    def test_disabled_imports_no_profiler_and_changes_nothing(
+        self, tmp_path: Path, short: Result, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        import builtins
+
+        ours = []
+
+        def watching(name: str, globals: Any = None, *rest: Any, original: Any = builtins.__import__) -> Any:
+            if str((globals or {}).get("__name__")).startswith("chakra_capture"):
+                ours.append(name)
+            return original(name, globals, *rest)
+
+        monkeypatch.setattr(builtins, "__import__", watching)
+        monkeypatch.chdir(tmp_path)
+        result = self.job.train(self.job.adapter({"chakra_profile": {"enabled": False}}), SHORT)
+
+        assert [name for name in ours if name.startswith("torch")] == []
+        assert files(tmp_path) == []
+        assert same(short, result)
+
+    def test_resume_in_the_window_goes_on_counting(self, tmp_path: Path) -> None:
+        adapter = self.job.adapter(settings(tmp_path / "t", 2, 5))
+        self.job.train(adapter, Plan(batches=8, resume_at=3))
+
+        check_pair(tmp_path / "t", [3, 4, 5])
+        assert batches(tmp_path / "t") == [3, 4, 5]
+        assert manifest(tmp_path / "t")["reason"] == "resumed inside the window"
+
+    def test_resume_past_the_window_is_said(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        adapter = self.job.adapter(settings(tmp_path / "t", 0, 1))
+        self.job.train(adapter, Plan(batches=8, resume_at=3))
+
+        assert ["already past at global_step 3" in said for said in our_warnings(caplog)] == [True]
+        assert manifest(tmp_path / "t")["reason"] == "window already past"
+
+    def test_profiler_of_others_is_left_alone(
+        self, tmp_path: Path, short: Result, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        adapter = self.job.adapter(settings(tmp_path, 1, 3))
+        with profile(activities=[ProfilerActivity.CPU]) as theirs:
+            result = self.job.train(adapter, SHORT)
+
+        assert same(short, result)
+        assert sum(event.name.startswith("batch ") for event in theirs.events()) == 6
+        assert "another torch profiler is running" in caplog.text
+        assert manifest(tmp_path)["reason"] == "fault"
+
+    def test_folder_that_cannot_be_used_stops_the_recording_alone(
+        self, tmp_path: Path, short: Result, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        result = self.job.train(self.job.adapter(settings(tmp_path / "file", 1, 3)), SHORT)
+
+        assert same(short, result)
+        assert ["Recording stops" in r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == [True]
+
+    def test_wrong_settings_raise_before_training(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match="trace_dir is null"):
+            self.job.adapter({"enabled": True})
+        both = {"chakra_profile": {"enabled": True, "trace_dir": str(tmp_path)}, "nsys_profile": {"enabled": True}}
+        with pytest.raises(SettingsError, match="nsys_profile"):
+            self.job.adapter(both)

@@ -1,0 +1,15 @@
+"""Lightning passes the contract, from either of its packages."""
+
+import lightning.pytorch
+import pytorch_lightning
+
+from integrations.contract import Contract
+from integrations.lightning_job import LightningJob
+
+
+class TestPytorchLightning(Contract):
+    job = LightningJob(pytorch_lightning)
+
+
+class TestLightning(Contract):
+    job = LightningJob(lightning.pytorch)
