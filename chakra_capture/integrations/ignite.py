@@ -1,0 +1,182 @@
+"""PyTorch-Ignite: a handler that records the window of any engine.
+
+A step is one iteration, or ``gradient_accumulation_steps`` of them, as Ignite's own trainers count (a group that is
+unfinished at the end of an epoch goes on in the next one). It runs from the engine's request for the first batch to
+the return of the process function for the last; handlers of ``ITERATION_COMPLETED`` and later events, validation among
+them, are in no step. Steps go on from ``engine.state.iteration`` after a resume.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from chakra_capture.config import settings_from
+from chakra_capture.errors import SettingsError
+from chakra_capture.integrations.frameworks import require
+from chakra_capture.recording.manifest import Reason
+from chakra_capture.recording.session import Session
+
+require("ignite", framework="PyTorch-Ignite", extra="ignite")
+
+from ignite.engine import Engine, Events  # noqa: E402 (after the check that names the extra)
+
+logger = logging.getLogger(__name__)
+
+_RUNNING = ("_session", "_engine", "_interrupted", "_step")
+
+
+class ChakraProfileHandler:
+    """Records the window of ``chakra_profile`` settings during ``engine.run``: ``handler.attach(engine)``.
+
+    Args:
+        settings: dataclass, mapping or DictConfig; the section, or a configuration that holds ``chakra_profile``.
+        gradient_accumulation_steps: iterations to one update, as given to ``create_supervised_trainer``.
+
+    Raises:
+        SettingsError: a setting is wrong.
+    """
+
+    def __init__(self, settings: object, *, gradient_accumulation_steps: int = 1) -> None:
+        if gradient_accumulation_steps < 1:
+            raise SettingsError(
+                f"gradient_accumulation_steps is {gradient_accumulation_steps}; expected the number of iterations to "
+                "one update, at least 1. Leave it out where every iteration updates."
+            )
+        self.settings = settings_from(settings)
+        self._size = gradient_accumulation_steps
+        self._session: Session | None = None
+        self._engine: Engine | None = None  # the one whose run records
+        self._interrupted: Engine | None = None
+        # Handlers of STARTED load checkpoints, so the count is read at the first request.
+        self._step: int | None = None
+        self._is_open = False
+        self._num_batches = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy or a pickle of a running handler is one that has not started.
+        return {**vars(self), **dict.fromkeys(_RUNNING), "_is_open": False}
+
+    def attach(self, engine: Engine) -> None:
+        """Follow the runs of ``engine``; does nothing when recording is off."""
+        if self.settings.enabled and not engine.has_event_handler(self._start, Events.STARTED):
+            for event, handler in self._handlers():
+                engine.add_event_handler(event, handler)
+
+    def _handlers(self) -> tuple[tuple[Events, Callable[..., None]], ...]:
+        return (
+            (Events.STARTED, self._start),
+            (Events.GET_BATCH_STARTED, self._request_batch),
+            (Events.ITERATION_STARTED, self._start_iteration),
+            (Events.ITERATION_COMPLETED, self._end_iteration),
+            (Events.TERMINATE_SINGLE_EPOCH, self._cut_epoch),
+            (Events.EPOCH_COMPLETED, self._end_epoch),
+            (Events.INTERRUPT, self._interrupt),
+            (Events.TERMINATE, self._end),
+            (Events.COMPLETED, self._end),
+            (Events.EXCEPTION_RAISED, self._fail),
+        )
+
+    def _num_steps_before(self, engine: Engine, iterations: int) -> int:
+        return iterations // self._size
+
+    def _has_updated(self, engine: Engine) -> bool:
+        return bool(engine.state.iteration % self._size == 0)
+
+    def _goes_on_after_epoch(self) -> bool:
+        return self._num_batches > 0
+
+    def _start(self, engine: Engine) -> None:
+        if self._engine is not None and self._engine is not engine:
+            logger.warning(
+                "An engine that runs inside another one has the same ChakraProfileHandler, which is recording the "
+                "outer one; the inner one is not recorded. Attach a handler of its own."
+            )
+            return
+        self._close(Reason.training_ended)  # a run that was interrupted and left so
+        self._go_first(engine)
+        self._open(engine)
+
+    def _open(self, engine: Engine) -> None:
+        self._interrupted = self._step = None
+        self._is_open = False
+        session = Session(self.settings)
+        session.open()
+        if session.paths is not None:
+            self._session, self._engine = session, engine
+
+    def _go_first(self, engine: Engine) -> None:
+        """Stand before handlers that were attached earlier, so that what they do at the end of a batch is in no step.
+
+        Ignite has no public way to order handlers.
+        """
+        table = getattr(engine, "_event_handlers", {})
+        for event, handler in self._handlers():
+            if event not in (Events.STARTED, Events.GET_BATCH_STARTED) and event in table:
+                table[event].sort(key=lambda entry, own=handler: entry[0] != own)
+
+    def _request_batch(self, engine: Engine) -> None:
+        if not self._is_open:
+            self._begin(engine, engine.state.iteration)
+
+    def _start_iteration(self, engine: Engine) -> None:
+        # Already open, unless the engine runs without data and so requests nothing.
+        if not self._is_open:
+            self._begin(engine, engine.state.iteration - 1)
+
+    def _begin(self, engine: Engine, iterations: int) -> None:
+        if engine is self._interrupted:
+            self._open(engine)
+        if engine is not self._engine or self._session is None:
+            return
+        if self._step is None:
+            self._step = self._num_steps_before(engine, iterations)
+        self._is_open = True
+        self._num_batches = 0
+        self._session.start_step(self._step)
+
+    def _end_iteration(self, engine: Engine) -> None:
+        if engine is not self._engine or self._session is None or self._step is None or not self._is_open:
+            return
+        self._num_batches += 1
+        if self._has_updated(engine):
+            self._is_open = False
+            self._session.end_step(self._step)
+            self._step += 1
+
+    def _cut_epoch(self, engine: Engine, iter_counter: int) -> None:
+        self._end_epoch(engine)
+
+    def _end_epoch(self, engine: Engine) -> None:
+        """Close a step that got no batch, or no update."""
+        if engine is self._engine and self._session is not None and self._is_open and not self._goes_on_after_epoch():
+            self._is_open = False
+            self._session.abort_step()
+
+    def _interrupt(self, engine: Engine) -> None:
+        # The run may go on later, or never; until then the process is free for other things.
+        if engine is self._engine:
+            self._end(engine)
+            self._interrupted = engine
+
+    def _end(self, engine: Engine) -> None:
+        if engine is self._engine:
+            self._close(Reason.training_ended)
+
+    def _fail(self, engine: Engine, error: BaseException) -> None:
+        if engine is self._engine:
+            self._close(Reason.exception, error)
+        # Ignite raises by itself only where nobody listens; who else listens decides what becomes of the exception.
+        listeners = [getattr(entry[0], "__self__", None) for entry in _listeners(engine)]
+        if all(isinstance(one, ChakraProfileHandler) for one in listeners) and (not listeners or listeners[-1] is self):
+            raise error
+
+    def _close(self, reason: Reason, error: BaseException | None = None) -> None:
+        session, self._session = self._session, None
+        self._engine = self._interrupted = None
+        self._is_open = False
+        if session is not None:
+            session.close(reason, error)
+
+
+def _listeners(engine: Engine) -> list[Any]:
+    return list(getattr(engine, "_event_handlers", {}).get(Events.EXCEPTION_RAISED, ()))
