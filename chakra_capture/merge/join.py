@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from chakra_capture.trace.columns import MISSING, Int64, Positions
+from chakra_capture.trace.columns import MISSING, Int64, Positions, null_last
 from chakra_capture.trace.compiled import load
 from chakra_capture.trace.packed import Texts
 
@@ -51,7 +51,7 @@ def join(pieces: Sequence[Piece], size: int, *, compiled: bool = True) -> pl.Ser
 def _in_polars(piece: Piece) -> pl.Expr:
     if isinstance(piece, TextPiece):
         texts = pl.Series([*piece.texts, None], dtype=pl.String)
-        return pl.lit(texts.gather(np.where(piece.codes >= 0, piece.codes, len(texts) - 1)))
+        return pl.lit(texts.gather(null_last(piece.codes, len(piece.texts))))
     numbers = pl.Series(piece.numbers)
     known = pl.select(pl.when(numbers != MISSING).then(numbers)).to_series()
     return pl.concat_str(pl.lit(piece.before[0]), pl.lit(known))

@@ -16,7 +16,7 @@ from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
 from chakra_capture.merge.tables import Columns, collectives
-from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, missing, pick
+from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, missing, null_last, pick
 from chakra_capture.trace.packed import Texts, pack, texts
 from chakra_capture.trace.schema import KINDS, NODES
 
@@ -38,7 +38,7 @@ class _Text:
         last = len(self._dictionary) - 1
         if not last or (codes < 0).all():
             return pl.repeat(None, len(codes), dtype=pl.String, eager=True)
-        return self._dictionary.gather(np.where(codes >= 0, codes, last))
+        return self._dictionary.gather(null_last(codes, last))
 
 
 class _Nodes:

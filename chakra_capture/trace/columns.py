@@ -61,6 +61,14 @@ def code_dtype(size: int) -> "np.dtype[np.signedinteger[Any]]":
     return np.dtype(next(f"i{width}" for width in (1, 2, 4) if size <= 2 ** (8 * width - 1)))
 
 
+def null_last(codes: Codes | Positions, size: int) -> Positions:
+    """Codes for a dictionary of ``size`` texts that has null after them, wide enough for the code of null.
+
+    np.where makes a plain number as narrow as the codes are: 128 beside int8 becomes -128.
+    """
+    return np.where(codes >= 0, codes, np.int32(size)).astype(np.int32, copy=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Coded:
     """Text column in dictionary form: ``values[codes[i]]`` is row ``i``; code -1 is null.

@@ -45,3 +45,12 @@ def test_the_compiled_loop_is_the_one_tested() -> None:
 
 def test_no_rows() -> None:
     assert join([TextPiece(np.zeros(0, dtype=np.int32), Texts.of(["a"]))], 0).to_list() == []
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize(("size", "dtype"), [(127, np.int8), (128, np.int8), (32767, np.int16), (32768, np.int16)])
+def test_narrow_codes_of_a_full_dictionary_leave_nothing_out_and_add_nothing(
+    *, compiled: bool, size: int, dtype: type[np.signedinteger]
+) -> None:
+    piece = TextPiece(np.array([0, size - 1, -1], dtype=dtype), Texts.of(map(str, range(size))))
+    assert join([piece], 3, compiled=compiled).to_list() == ["0", str(size - 1), ""]
