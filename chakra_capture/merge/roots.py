@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_capture.merge.rows import by_number
 from chakra_capture.trace.columns import MISSING, Coded, Int64
 from chakra_capture.trace.host import PROCESS_NAME, THREAD_NAME, USER_SCOPE, AddedRoots, HostTrace
 from chakra_capture.trace.keys import match_keys
@@ -32,14 +33,19 @@ def add_roots(host: HostTrace) -> HostTrace:
 
     Noted in ``host.salvage``, for it is a repair.
     """
-    dangling = np.flatnonzero((match_keys(host.parent[:], host.node_id[:]) < 0) & (host.parent[:] != MISSING))
-    if not len(dangling):
+    parent = host.parent[:]
+    absent = (match_keys(parent, host.node_id[:]) < 0) & (parent != MISSING)
+    if not absent.any():
         return host
+    # Whatever a process root names, it is the root: under an added one, which stands under it, it would close a circle.
+    parent[absent & host.is_process] = MISSING
+    dangling = np.flatnonzero(absent & ~host.is_process)
+    if not len(dangling):
+        return replace(host, parent=pack(parent))
     named = np.unique(host.parent[dangling])
     missing_parents = tuple(named[:_MOST_NAMED].tolist())
     shown = ", ".join(map(str, missing_parents)) + (" ..." if len(named) > _MOST_NAMED else "")
     host.salvage.note(f"parents that are not in the file ({shown}), nodes put under added roots: {len(dangling)}")
-    parent = host.parent[:]
     roots = _roots(host, dangling, parent)
     added = AddedRoots(len(dangling), missing_parents, len(roots))
     return replace(_appended(host, roots, parent), added=added)
@@ -56,12 +62,13 @@ def _roots(host: HostTrace, dangling: Int64, parent: Int64) -> list[_Root]:
         process_id = int(named[is_thread][0]) if is_thread.any() else _free_id(host)
         roots.append(_Root(process_id, int(tids[0]), MISSING))
     parent[dangling[is_thread]] = process_id
-    for tid in np.unique(tids[~is_thread]).tolist():
-        mine = ~is_thread & (tids == tid)
-        taken = [root.node_id for root in roots]
-        free = [number for number in named[mine].tolist() if number not in taken]
-        roots.append(_Root(free[0] if free else _free_id(host) - len(roots), tid, process_id))
-        parent[dangling[mine]] = roots[-1].node_id
+    taken, lowest = {root.node_id for root in roots}, _free_id(host)
+    others = np.flatnonzero(~is_thread)
+    for mine in by_number(others, tids[others]):
+        node_id = next((number for number in named[mine].tolist() if number not in taken), lowest - len(roots))
+        roots.append(_Root(node_id, int(tids[mine[0]]), process_id))
+        taken.add(node_id)
+        parent[dangling[mine]] = node_id
     return roots
 
 
@@ -95,10 +102,11 @@ def _appended(host: HostTrace, roots: list[_Root], parent: Int64) -> HostTrace:
 def _with_texts(column: Coded, texts: Sequence[str | None]) -> Coded:
     """Append rows. The dictionary is copied only for a text it lacks: it can be most of the trace."""
     values = column.values
-    codes = []
+    known: dict[str | None, int] = {None: -1}
     for text in texts:
-        code = -1 if text is None else next((at for at, value in enumerate(values) if value == text), len(values))
-        if code == len(values):
-            values = [*values, text or ""]
-        codes.append(code)
+        if text is not None and text not in known:
+            known[text] = next((at for at, value in enumerate(values) if value == text), len(values))
+            if known[text] == len(values):
+                values = [*values, text]
+    codes = [known[text] for text in texts]
     return Coded(np.concatenate([column.codes, np.array(codes, dtype=np.int32)]), values)

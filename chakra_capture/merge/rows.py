@@ -101,6 +101,15 @@ def group_numbers(first: Ints, second: Ints) -> Int64:
     return distinct_pairs(first, second)[2]
 
 
+def by_number(rows: Int64, number: Ints) -> list[Int64]:
+    """The rows of each number: numbers ascending, rows in the order in which they stand."""
+    if not len(rows):
+        return []
+    order = np.argsort(number, kind="stable")
+    rows, number = rows[order], number[order]
+    return np.split(rows, np.flatnonzero(number[1:] != number[:-1]) + 1)
+
+
 def end_of(ts_ns: Int64, dur_ns: Int64) -> Int64:
     """Ends, ``MISSING`` where start or duration is."""
     known = (ts_ns != MISSING) & (dur_ns != MISSING)

@@ -96,3 +96,16 @@ def test_added_root_has_no_inputs_and_outputs_where_every_node_of_the_file_has_s
     assert added == [(50, None, None, '{"host":{"inputs":{"values":[]},"outputs":{"values":[]}}}')]
     (args,) = nodes.filter(pl.col("host_id") == 3)["args"]
     assert json.loads(args)["host"]["inputs"] == {"values": [7], "strides": [[1]]}
+
+
+@pytest.mark.parametrize("named", [0, 99])
+def test_process_root_that_names_a_missing_parent_is_the_root_all_the_same(tmp_path: Path, named: int) -> None:
+    content = TraceBuilder().op("a", 0, 9).host_dict()
+    for node in content["nodes"]:
+        if node["id"] == 1:
+            node["ctrl_deps"] = named
+    nodes = merge_files(tmp_path / "out", WindowFiles(write_json(tmp_path / "h.json", content), None)).nodes
+    names = dict(nodes.select("node_id", "name").iter_rows())
+    parents = {name: names.get(parent) for name, parent in nodes.select("name", "parent_id").iter_rows()}
+    process, thread = (f"[pytorch|profiler|execution_trace|{root}]" for root in ("process", "thread"))
+    assert parents == {process: None, thread: process, "a": thread}
