@@ -49,7 +49,7 @@ def find_edges(columns: Columns) -> Edges:
     has_end = (columns.ts_ns != MISSING) & (columns.dur_ns != MISSING)
     end = np.where(has_end, start + np.where(has_end, columns.dur_ns, 0), MISSING)
     parts = [
-        _launches(columns, start, launched),
+        _launches(columns, start, end, launched),
         *_thread_order(columns, has_end),
         _stream_order(columns, start, has_end),
     ]
@@ -98,20 +98,35 @@ def _timed_launches(columns: Columns) -> Int64:
     return np.flatnonzero(has_launch & known)
 
 
-def _launches(columns: Columns, start: Int64, rows: Int64) -> _Part:
-    """One edge per activity whose launch is not implied by the launch of an earlier one on its stream."""
+def _launches(columns: Columns, start: Int64, end: Int64, rows: Int64) -> _Part:
+    """One edge per activity whose launch is not implied by that of an earlier one, which it follows on its stream."""
     if not len(rows):
         return _Part("launch", rows, "start", rows, "start")
     call = columns.launch[rows]
     call_track = columns.track[call]
-    stream = _streams(columns, rows)
-    order = np.lexsort((rows, start[rows], stream, call_track))  # on a stream as stream_order has it
-    rows, call, group = rows[order], call[order], group_numbers(call_track[order], stream[order])
+    run = _stream_runs(columns, start, end)[rows]
+    order = np.lexsort((rows, start[rows], run, call_track))
+    rows, call, group = rows[order], call[order], group_numbers(call_track[order], run[order])
     begun = columns.ts_ns[call]
-    # Within (thread, stream), an edge is implied if an activity before it was launched no earlier.
-    latest = _running_max(begun, group)
-    keep = begun > latest
+    backward = begun > start[rows]  # has no edge, so it implies none
+    latest = _running_max(np.where(backward, MISSING, begun), group)
+    keep = backward | (begun > latest)
     return _Part("launch", call[keep], "start", rows[keep], "start")
+
+
+def _stream_runs(columns: Columns, start: Int64, end: Int64) -> Int64:
+    """Number of the run of each activity: those that edges of their stream lead from one to the next.
+
+    What begins before the one ahead of it has ended begins a run; what has no end is a run of its own.
+    """
+    rows = np.flatnonzero(columns.is_kind(*ACTIVITY_KINDS) & (end != MISSING))
+    stream = _streams(columns, rows)
+    order = np.lexsort((rows, start[rows], stream))  # as stream_order has it
+    rows, stream = rows[order], stream[order]
+    follows = (stream[1:] == stream[:-1]) & (end[rows[:-1]] <= start[rows[1:]])
+    run = len(columns) + np.arange(len(columns))
+    run[rows] = np.append(0, np.cumsum(~follows))[: len(rows)]
+    return run
 
 
 def _running_max(values: Int64, group: Int64) -> Int64:

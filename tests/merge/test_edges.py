@@ -85,3 +85,19 @@ def test_case_stream_order(tmp_path: Path) -> None:
     seen = edges(merged, "stream_order")
     assert {(a, "end", b, "start") for a, b in pairwise(chain)} <= seen
     assert len(seen) == 3
+
+
+def test_kernel_that_overlaps_the_one_ahead_keeps_the_edge_of_its_launch(tmp_path: Path) -> None:
+    trace = TraceBuilder().runtime("graphLaunch", 0, 1, 1)
+    trace.kernel("a", 10, 10, 1).kernel("b", 15, 10, 1).kernel("c", 30, 5, 1)  # no edge of the stream leads from a to b
+    merged = trace.merged(tmp_path, host=False)
+    assert edges(merged, "stream_order") == {("b", "end", "c", "start")}
+    assert edges(merged, "launch") == {("graphLaunch", "start", "a", "start"), ("graphLaunch", "start", "b", "start")}
+
+
+def test_launch_edge_left_out_as_backward_hides_no_other(tmp_path: Path) -> None:
+    trace = TraceBuilder().runtime("graphLaunch", 3_000_000, 1, 1)
+    trace.kernel("a", 10, 10, 1).kernel("b", 3_000_010, 10, 1)
+    merged = trace.merged(tmp_path, host=False)
+    assert edges(merged, "launch") == {("graphLaunch", "start", "b", "start")}
+    assert merged.link["windows"][0]["edges_backward_left_out"] == {"launch": 1}

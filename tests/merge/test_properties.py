@@ -212,6 +212,15 @@ def check_launch_edges_imply_every_launch_and_none_implies_another(
     for src, dst in kept:
         assert rows[dst]["launch_id"] == src
 
+    def chained(first: dict[str, Any], last: dict[str, Any]) -> bool:
+        """Whether edges of the stream lead from one activity to the other."""
+        stream = [r for r in rows if r["kind"] in ACTIVITY and r["stream"] == last["stream"] and r["end"] is not None]
+        stream.sort(key=lambda r: (r["ts_ns"], r["node_id"]))
+        if first is last or first not in stream or last not in stream:
+            return first is last
+        between = stream[stream.index(first) : stream.index(last) + 1]
+        return all(a["end"] <= b["ts_ns"] for a, b in pairwise(between))
+
     def implied(call: dict[str, Any], activity: dict[str, Any], by: tuple[int, int]) -> bool:
         other_call, other = rows[by[0]], rows[by[1]]
         return (
@@ -219,6 +228,7 @@ def check_launch_edges_imply_every_launch_and_none_implies_another(
             and other["stream"] == activity["stream"]
             and other_call["ts_ns"] >= call["ts_ns"]
             and (other["ts_ns"], other["node_id"]) <= (activity["ts_ns"], activity["node_id"])
+            and chained(other, activity)
         )
 
     for row in rows:
