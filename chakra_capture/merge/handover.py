@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_capture.merge.rows import CODE
+from chakra_capture.merge.rows import CODE, group_numbers
 from chakra_capture.merge.tables import Columns
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 
@@ -62,18 +62,19 @@ def _by_sequence(columns: Columns, end: Int64, engine: Bool, timed: Bool) -> tup
     parent = columns.parent[numbered]
     is_forward = ~engine[numbered] & ~((parent >= 0) & engine[np.maximum(parent, 0)])
     forward, backward = numbered[is_forward], numbered[engine[numbered]]
-    found = np.full(len(backward), -1, dtype=np.int64)
-    num_threads = np.zeros(len(backward), dtype=np.int64)
-    for thread in np.unique(track[forward]):
-        mine = forward[track[forward] == thread]
-        mine = mine[np.lexsort((end[mine], sequence[mine]))]
-        others = np.flatnonzero((track[backward] != thread) & (pid[track[backward]] == pid[thread]))
-        at = np.searchsorted(sequence[mine], sequence[backward[others]], side="right") - 1
-        hit = (at >= 0) & (sequence[mine[at]] == sequence[backward[others]])
-        found[others[hit]] = mine[at[hit]]
-        num_threads[others[hit]] += 1
-    clear = num_threads == 1
-    return found[clear], backward[clear], int(np.count_nonzero(num_threads > 1))
+    both, width = np.concatenate([forward, backward]), np.int64(len(pid))
+    family = group_numbers(pid[track[both]], sequence[both]) * width
+    key = family + track[both]
+    order = np.lexsort((end[forward], key[: len(forward)]))
+    last = order[np.append(np.diff(key[order]) > 0, True)[: len(order)]]  # to end, of one thread and number
+    threads, wanted, own = key[last], family[len(forward) :], key[len(forward) :]
+    first, after = np.searchsorted(threads, wanted), np.searchsorted(threads, wanted + width)
+    at = np.searchsorted(threads, own)
+    on_own = np.searchsorted(threads, own, side="right") - at
+    num_threads = after - first - on_own
+    clear = np.flatnonzero(num_threads == 1)
+    other = first[clear] + on_own[clear] * (at[clear] == first[clear])
+    return forward[last[other]], backward[clear], int(np.count_nonzero(num_threads > 1))
 
 
 def _backward_calls(columns: Columns, end: Int64, engine: Bool, timed: Bool) -> tuple[Int64, int]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_capture.merge.rows import ACTIVITY_KINDS
+from chakra_capture.merge.rows import ACTIVITY_KINDS, by_number, group_numbers
 from chakra_capture.merge.tables import Columns
 from chakra_capture.trace.columns import MISSING, Int64
 
@@ -20,14 +20,13 @@ class Launches:
         rows, launched = rows[order], launched[order]
         self._thread_of_row = columns.track
         device, stream = columns.integers("device", rows), columns.integers("stream", rows)
-        self._by_stream: dict[tuple[int, int], _Queue] = {}
-        for key in sorted(set(zip(device.tolist(), stream.tolist(), strict=True))):
-            mine = (device == key[0]) & (stream == key[1])
-            self._by_stream[key] = _Queue(launched[mine], rows[mine])
         thread = self._thread_of_row[columns.launch[rows]]
-        self._by_thread = {
-            int(number): _Queue(launched[thread == number], rows[thread == number]) for number in np.unique(thread)
+        at, number = np.arange(len(rows)), group_numbers(device, stream)
+        self._by_stream = {
+            (int(device[mine[0]]), int(stream[mine[0]])): _Queue(launched[mine], rows[mine])
+            for mine in by_number(at, number)
         }
+        self._by_thread = {int(thread[mine[0]]): _Queue(launched[mine], rows[mine]) for mine in by_number(at, thread)}
 
     def streams(self, device: int) -> list[tuple[int, int]]:
         """Streams of a device; of all devices where the record does not name one."""

@@ -9,9 +9,13 @@ is; where they do not, the first is taken and the number of places said.
 import numpy as np
 
 from chakra_capture.merge.pairing import OrderEvidence
+from chakra_capture.merge.rows import by_number, group_numbers
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
+
+# pid and tid
+_Thread = tuple[int, int]
 
 
 def link_by_order(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tuple[Int64, OrderEvidence]:
@@ -34,13 +38,15 @@ def link_by_order(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
     occurrences = []
     # What the device trace never names (process_group:init is recorded on the host side alone) breaks no run.
     named = nodes[host_code[host.name.codes[nodes]] >= 0]
-    threads = [named[host.attrs["tid"][named] == tid] for tid in np.unique(host.attrs["tid"][named])]
+    threads = by_number(named, host.attrs["tid"][named])
+    holders = _threads_of_names(device, device_threads)
     # The longest list first: a short one fits in more places.
     for mine in sorted(threads, key=len, reverse=True):
         names = host_code[host.name.codes[mine]]
-        found = [(_occurrences(names, device.name.codes[rows]), key) for key, rows in device_threads.items()]
-        places, key = min(found, key=lambda item: (not len(item[0]), len(item[0])), default=(np.zeros(0, int), None))
-        if key is not None and len(places):
+        # Whoever lacks the name that the fewest threads have cannot hold the list.
+        keys = min((holders.get(code, []) for code in np.unique(names).tolist()), key=len, default=[])
+        places, key = _fewest_places(names, device, {key: device_threads[key] for key in keys if key in device_threads})
+        if key is not None:
             rows = device_threads.pop(key)
             spans = [rows[place : place + len(mine)] for place in places.tolist()]
             link[mine] = max(spans, key=lambda span: np.count_nonzero(_equal_sequence(host, device, mine, span)))
@@ -55,6 +61,27 @@ def link_by_order(host: HostTrace, device: DeviceTrace, is_cpu_op: Bool) -> tupl
         num_sequence_compared=int(np.count_nonzero(both)),
         num_sequence_equal=int(np.count_nonzero(equal)),
     )
+
+
+def _threads_of_names(device: DeviceTrace, threads: dict[_Thread, Int64]) -> dict[int, list[_Thread]]:
+    """Threads on which each name stands, by its code."""
+    holders: dict[int, list[_Thread]] = {}
+    for key, rows in threads.items():
+        for code in np.unique(device.name.codes[rows]).tolist():
+            holders.setdefault(code, []).append(key)
+    return holders
+
+
+def _fewest_places(names: Int64, device: DeviceTrace, threads: dict[_Thread, Int64]) -> tuple[Int64, _Thread | None]:
+    """The thread that holds the list in the fewest places, the first of several; None if none holds it."""
+    best: tuple[Int64, _Thread | None] = (np.zeros(0, dtype=np.int64), None)
+    for key, rows in threads.items():
+        places = _occurrences(names, device.name.codes[rows])
+        if len(places) and (best[1] is None or len(places) < len(best[0])):
+            best = places, key
+        if len(best[0]) == 1:
+            break
+    return best
 
 
 def _both_sequences(host: HostTrace, device: DeviceTrace, nodes: Int64, rows: Int64) -> Bool:
@@ -74,7 +101,7 @@ def _opening(host: HostTrace, nodes: Int64) -> Int64:
     return ids if counted else host.node_id[nodes]
 
 
-def _device_threads(device: DeviceTrace, is_cpu_op: Bool) -> dict[tuple[int, int], Int64]:
+def _device_threads(device: DeviceTrace, is_cpu_op: Bool) -> dict[_Thread, Int64]:
     """CPU ops of each thread in the order in which they began.
 
     External ids are counted up as ops begin; times in whole microseconds leave ties open.
@@ -84,8 +111,8 @@ def _device_threads(device: DeviceTrace, is_cpu_op: Bool) -> dict[tuple[int, int
     counted = len(np.unique(external)) == len(external) and not np.any(external == MISSING)
     keys = (external,) if counted else (-device.dur_ns[rows], device.ts_ns[rows])
     rows = rows[np.lexsort((*keys, device.tid[rows], device.pid[rows]))]
-    threads = sorted(set(zip(device.pid[rows].tolist(), device.tid[rows].tolist(), strict=True)))
-    return {(p, t): rows[(device.pid[rows] == p) & (device.tid[rows] == t)] for p, t in threads}
+    threads = by_number(rows, group_numbers(device.pid[rows], device.tid[rows]))
+    return {(int(device.pid[mine[:1]][0]), int(device.tid[mine[:1]][0])): mine for mine in threads}
 
 
 def _occurrences(wanted: Int64, within: "np.typing.NDArray[np.int32]") -> Int64:

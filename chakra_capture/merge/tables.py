@@ -17,7 +17,9 @@ from chakra_capture.merge.rows import (
     CPU_KINDS,
     DEVICE_KINDS,
     Tracks,
+    by_number,
     device_kinds,
+    distinct_pairs,
     find_tracks,
     host_kinds,
     of_kind,
@@ -183,13 +185,12 @@ def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLi
 def _thread_ids(host: HostTrace, device: DeviceTrace, device_row: Int64) -> Int64:
     """Thread of each node as Kineto numbers it, learnt from the linked nodes of the same observer thread."""
     linked = np.flatnonzero(device_row >= 0)
-    observer_tid, kineto_tid = host.attrs["tid"][:], missing(host.num_nodes)
-    for number in np.unique(observer_tid):
-        seen = device.tid[device_row[linked[observer_tid[linked] == number]]]
-        if len(seen):
-            values, counts = np.unique(seen, return_counts=True)
-            kineto_tid[observer_tid == number] = values[np.argmax(counts)]
-    return kineto_tid
+    threads, number = np.unique(host.attrs["tid"][:], return_inverse=True)
+    thread, tid, pair = distinct_pairs(number[linked], device.tid[device_row[linked]])
+    order = np.lexsort((-tid, np.bincount(pair, minlength=len(tid)), thread))
+    kineto_tid = missing(len(threads))
+    kineto_tid[thread[order]] = tid[order]  # the last one of a thread stays: the most frequent, of those the smallest
+    return kineto_tid[number]
 
 
 def _in_order(columns: Columns, *, host_only: bool) -> Columns:
@@ -336,10 +337,12 @@ def _steps(columns: Columns, ends: Int64) -> Int64:
     named = step_rows(columns)
     marks = named[columns.ts_ns[named] != MISSING]
     is_cpu = columns.is_kind(*CPU_KINDS, "overhead", "other") & (columns.ts_ns != MISSING)
-    for pid in np.unique(columns.integers("pid", marks)):
-        mine = marks[columns.integers("pid", marks) == pid]
-        of_pid = columns.tracks.pid == pid
-        rows = np.flatnonzero(is_cpu & of_pid[columns.track])
+    for mine in by_number(marks, columns.integers("pid", marks)):
+        pid = columns.tracks.pid[columns.track[mine[0]]]
+        # Tracks ascend by pid, rows by track.
+        tracks = np.searchsorted(columns.tracks.pid, pid), np.searchsorted(columns.tracks.pid, pid, side="right")
+        first, after = np.searchsorted(columns.track, tracks)
+        rows = first + np.flatnonzero(is_cpu[first:after])
         holder = innermost_at(columns.ts_ns[rows], columns.ts_ns[mine], ends[mine])
         step[rows] = np.where(holder >= 0, numbers[mine[np.maximum(holder, 0)]], MISSING)
     step[named] = numbers[named]
