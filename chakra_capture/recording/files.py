@@ -77,6 +77,14 @@ def was_opened(path: Path) -> bool:
         return False
 
 
+def size_of(path: Path) -> int:
+    """Return the size of a file in bytes, 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
 def discard(*paths: Path | None) -> None:
     """Remove files that hold nothing worth keeping."""
     for path in paths:

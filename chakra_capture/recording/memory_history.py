@@ -55,11 +55,15 @@ class MemoryHistory:
             torch.cuda.memory._record_memory_history(enabled=None)
 
     @staticmethod
-    def write(final: Path) -> None:
-        """Write a snapshot in the format of pytorch.org/memory_viz."""
+    def snapshot() -> object:
+        """Return what the memory holds, and its history."""
         import torch
 
-        content = torch.cuda.memory._snapshot()
+        return torch.cuda.memory._snapshot()
+
+    @staticmethod
+    def write(content: object, final: Path) -> None:
+        """Write a snapshot in the format of pytorch.org/memory_viz."""
         make_folder(final.parent)
         part = part_path(final)
         discard(part)

@@ -8,6 +8,7 @@ never let a stray object be destroyed "registered".
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 # Unregistering sooner after the stop crashes threads that still run operators (torch 2.13).
 SETTLE_NS = 250_000_000
+_CUT_OFF_S = 1.0
 
 
 class HostObserver:
@@ -87,6 +89,20 @@ class HostObserver:
         if self._descriptor is not None and _identity_of(self._descriptor) != self._identity:
             self.was_taken = True
             self._let_go()
+
+    def cut_off(self) -> None:
+        """Have the rest written nowhere: the file's own file system does not answer, and would hold the process."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            self._let_go()  # It stays registered: closing the file could take for ever.
+            return
+        null = os.open(os.devnull, os.O_WRONLY)
+        self._identity = wanted = _identity_of(null)
+        # The descriptor is replaced at once; closing what it stood for may not come back.
+        threading.Thread(target=os.dup2, args=(null, descriptor), name="chakra-capture-disk", daemon=True).start()
+        deadline = time.monotonic() + _CUT_OFF_S
+        while _identity_of(descriptor) != wanted and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     @property
     def settles_in_ns(self) -> int:

@@ -4,6 +4,9 @@ import inspect
 import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _STRAGGLERS_NS = 5_000_000
+_SNAPSHOT_BYTES = 100_000_000
 
 
 class Recorder:
@@ -88,10 +92,10 @@ class Recorder:
         try:
             refuse_other_profilers()
             for final in (self._host_final, self._device_final):
-                files.reserve(part_path(final))
+                self._run.disk.do(partial(files.reserve, part_path(final)))
                 self._reserved.append(part_path(final))
             if self._replay is not None:
-                self._replay.prepare()
+                self._run.disk.do(self._replay.prepare)
             self._observer = observer = HostObserver(part_path(self._host_final), self._replay)
             observer.register()
             manifest = self._run.manifest
@@ -150,9 +154,10 @@ class Recorder:
         if is_out_of_memory(error):
             path = self._run.paths.memory_snapshot(self._run.manifest.rank)
             try:
-                self._memory.write(path)
-                self.record.memory_snapshot = str(path.relative_to(self._run.paths.trace_dir))
-            except OSError as fault:  # The traces may still fit.
+                memory, content = self._memory, self._memory.snapshot()
+                self._run.disk.do(lambda: memory.write(content, path), num_bytes=_SNAPSHOT_BYTES)
+                self.record.memory_snapshot = self._relative(path)
+            except (OSError, RecordingError) as fault:  # The traces may still fit.
                 logger.warning("The memory snapshot %s cannot be written: %s", path, fault)
                 self._run.manifest.faults.append(f"{path} cannot be written: {fault}")
 
@@ -187,15 +192,32 @@ class Recorder:
             self._memory.stop()
         assert self._profiler is not None
         assert self._observer is not None
+        self._check_disk(self._observer)
         self._observer.stop()
         loss = self._profiler.stop()
         self._is_running = False
-        if loss is None:
+        if loss is None and not self._run.disk.is_lost:
             self._has_device_trace = True
             self._profiler.export(part_path(self._device_final))
+        elif loss is None:
+            self._profiler.drop()
         else:
             self._problems.append(f"{self._device_final} is lost: {loss}")
-            files.discard(part_path(self._device_final))
+            self._discard(part_path(self._device_final))
+
+    def _check_disk(self, observer: HostObserver) -> None:
+        """Look whether torch may be let write; if not, it writes nowhere."""
+        if self._run.disk.is_lost:
+            return
+        try:
+            self._run.disk.check(part_path(self._host_final))
+        except RecordingError as fault:
+            self._problems.append(str(fault))
+            observer.cut_off()
+
+    def _discard(self, *paths: Path) -> None:
+        with suppress(RecordingError):  # The file system does not answer: said already.
+            self._run.disk.do(lambda: files.discard(*paths))
 
     @property
     def settles_in_ns(self) -> int:
@@ -216,7 +238,7 @@ class Recorder:
             self._end_observer(self._observer)
             self._observer = None
         registry.release_recorder(self)
-        if self.record.started is not None:
+        if self.record.started is not None and not self._run.disk.is_lost:
             self._publish()
         self._is_settled = True
         if self._problems:
@@ -228,6 +250,7 @@ class Recorder:
         if wait_ns > 0:
             time.sleep(wait_ns / 1e9)
             self.record.slept_ns += wait_ns
+        self._check_disk(observer)
         observer.unregister()
         if observer.was_taken:
             self._problems.append(
@@ -276,32 +299,49 @@ class Recorder:
             self._profiler.drop()
         self._profiler = None
         if self._observer is not None:
+            self._check_disk(self._observer)
             self._observer.unregister()
             self._observer = None
-        files.discard(*self._reserved)
-        if self._replay is not None:
-            self._replay.discard()
+        self._discard(*self._reserved)
+        if self._replay is not None and not self._run.disk.is_lost:
+            self._run.disk.do(self._replay.discard)
         self._reserved.clear()
         registry.release_recorder(self)
 
     def _publish(self) -> None:
-        host, device = part_path(self._host_final), part_path(self._device_final)
-        record, trace_dir, compress = self.record, self._run.paths.trace_dir, self._settings.compress
-        done = publish_host(host, self._host_final, compress=compress)
+        try:
+            self._publish_host()
+            if self._has_device_trace:
+                self._publish_device()
+        except RecordingError as fault:
+            self._problems.append(str(fault))
+
+    def _publish_host(self) -> None:
+        part, final, record = part_path(self._host_final), self._host_final, self.record
+        done = self._in_time(part, lambda: publish_host(part, final, compress=self._settings.compress))
         self._note(done)
-        if done.path is not None:
-            record.host_trace, record.host_bytes = str(done.path.relative_to(trace_dir)), done.size
-            resources = self._replay.publish() if self._replay is not None else None
-            record.resources = str(resources.relative_to(trace_dir)) if resources is not None else record.resources
-        if not self._has_device_trace:
+        if done.path is None:
             return
-        done = publish_device(device, self._device_final, compress=compress)
+        record.host_trace, record.host_bytes = self._relative(done.path), done.size
+        resources = self._run.disk.do(self._replay.publish) if self._replay is not None else None
+        record.resources = self._relative(resources) if resources is not None else record.resources
+
+    def _publish_device(self) -> None:
+        part, final, record = part_path(self._device_final), self._device_final, self.record
+        done = self._in_time(part, lambda: publish_device(part, final, compress=self._settings.compress))
         self._note(done)
         if done.path is not None:
-            record.device_trace, record.device_bytes = str(done.path.relative_to(trace_dir)), done.size
+            record.device_trace, record.device_bytes = self._relative(done.path), done.size
         else:
             # Kineto writes beside the name it was given first, and leaves that where the disk is full.
-            files.discard(device.with_name(device.name + ".tmp"))
+            self._discard(part.with_name(part.name + ".tmp"))
+
+    def _in_time(self, part: Path, action: Callable[[], Published]) -> Published:
+        size = self._run.disk.do(lambda: files.size_of(part))
+        return self._run.disk.do(action, num_bytes=size)
+
+    def _relative(self, path: Path) -> str:
+        return str(path.relative_to(self._run.paths.trace_dir))
 
     def _note(self, done: Published) -> None:
         self.record.repaired_names += done.repaired_names

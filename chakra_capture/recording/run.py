@@ -9,6 +9,7 @@ from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording.agreement import agree, default_store
 from chakra_capture.recording.claims import Claimant, take_folders
+from chakra_capture.recording.disk import Disk
 from chakra_capture.recording.files import write_json
 from chakra_capture.recording.launch import own_run_id, safe_file_name
 from chakra_capture.recording.manifest import Manifest, Reason, settings_in_effect
@@ -24,6 +25,7 @@ class Run:
 
     paths: RunPaths
     manifest: Manifest
+    disk: Disk
     next_cycle: int = 0
     shortfall: Reason | None = None
 
@@ -41,9 +43,10 @@ class Run:
         self.manifest.reason = (self.shortfall if not is_short else None) or outcome
         self.manifest.complete = not is_short and self.shortfall is None
 
-    def write_manifest(self) -> None:
+    def write_manifest(self, *, limit_s: float | None = None) -> None:
         """Replace the manifest file by the present state."""
-        write_json(self.paths.manifest(self.manifest.rank), self.manifest.as_json())
+        path, content = self.paths.manifest(self.manifest.rank), self.manifest.as_json()
+        self.disk.do(lambda: write_json(path, content), limit_s=limit_s)
 
 
 def trace_folder(settings: ChakraProfileConfig) -> Path:
@@ -85,4 +88,4 @@ def open_run(settings: ChakraProfileConfig, ranks: RankInfo, environ: Mapping[st
         settings=settings_in_effect(settings),
         versions=versions_in_use(),
     )
-    return Run(paths, manifest)
+    return Run(paths, manifest, Disk(paths.trace_dir))

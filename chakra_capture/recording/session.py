@@ -18,6 +18,7 @@ from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsEr
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import registry
 from chakra_capture.recording.cycles import ALWAYS, Cycles
+from chakra_capture.recording.disk import Disk
 from chakra_capture.recording.manifest import Reason, settings_in_effect
 from chakra_capture.recording.notices import warn_of_what_will_not_be
 from chakra_capture.recording.rank import RankInfo, current_rank
@@ -28,6 +29,7 @@ from chakra_capture.recording.window import NEVER
 logger = logging.getLogger(__name__)
 
 _EXIT_WAIT_S = 2.0
+_ABANDON_LIMIT_S = 2.0
 Batch = TypeVar("Batch")
 
 
@@ -179,6 +181,8 @@ class Session:
             may_raise = error is None and reason not in (Reason.process_exit, Reason.terminated)
             try:
                 self._guarded(self._close, reason, error, may_raise=may_raise)
+                if self._run.disk.is_lost and self._records and reason is not Reason.terminated:
+                    self._guarded(self._say_what_was_lost, may_raise=False)
             except BaseException:
                 # A second interrupt, say: the profiler must not outlive the session. If this is interrupted too, the
                 # session stays known and is closed when the interpreter ends.
@@ -204,7 +208,7 @@ class Session:
         if run is not None and cycles is not None:
             cycles.abandon(reason)
             run.state_outcome(reason, is_final=True)
-            run.write_manifest()
+            run.write_manifest(limit_s=_ABANDON_LIMIT_S)
 
     def forget_in_child(self) -> None:
         """Become inert in a forked child, which shares the parent's files."""
@@ -271,9 +275,12 @@ class Session:
         settings = self._settings
         self._ranks = ranks = self._ranks or current_rank(os.environ)
         folder, job = str(trace_folder(settings)), job_name(settings, os.environ)
-        run = registry.run_of(
-            folder, job, ranks.rank, lambda number: open_run(settings, ranks, os.environ, number=number)
-        )
+        disk = Disk(trace_folder(settings))
+
+        def make(number: int) -> Run:
+            return disk.open(lambda: open_run(settings, ranks, os.environ, number=number))
+
+        run = registry.run_of(folder, job, ranks.rank, make)
         run.manifest.settings = settings_in_effect(settings)  # of the latest fit, if there are several
         self._run, self._cycles = run, Cycles(settings, run)
         self._is_faulty = False
@@ -332,6 +339,13 @@ class Session:
                 "end_step to steps that training reaches.",
                 cycles.window_text,
             )
+        run.write_manifest()
+
+    def _say_what_was_lost(self) -> None:
+        """Write the manifest after all if the file system has come back by now."""
+        run = self._run
+        assert run is not None
+        run.disk.try_again()
         run.write_manifest()
 
 

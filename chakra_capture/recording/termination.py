@@ -17,7 +17,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 # Schedulers give 30 s and more; a recording is finished in a fraction of a second unless its disk is in trouble.
-_LIMIT_S = 9.0
+_LIMIT_S = 7.0
 _JOIN_S = 1.0
 _STOP = b"\0"
 

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -27,10 +28,10 @@ def export(profiler, name="theirs"):
 """
 
 
-def run_script(folder: Path, body: str, returncode: int = 0) -> str:
+def run_script(folder: Path, body: str, returncode: int = 0, environ: Mapping[str, str] | None = None) -> str:
     """Run ``body`` after the imports above and return what it wrote to stderr."""
     script = _HEAD.format(tests=str(TESTS), folder=str(folder)) + textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environ)
     assert done.returncode == returncode, f"{done.returncode}\n{done.stdout}{done.stderr}"
     return done.stderr
 

@@ -9,7 +9,7 @@ from recording.scripts import run_script
 GROUPS = {
     "stop": ["Recorder.stop", "Recorder.leave_step", "Cycles.finish", "Cycles.leave", "HostObserver.stop"],
     "profiler": ["DeviceProfiler.stop", "DeviceProfiler.export", "_KinetoProfile.stop_trace", "profile.__exit__"],
-    "settle": ["Recorder.settle", "Recorder._end_observer", "HostObserver.unregister", "_publish"],
+    "settle": ["Recorder.settle", "Recorder._end_observer", "HostObserver.unregister", "Disk.do"],
     "close": ["Session.close", "Session._close", "Session._guarded", "Cycles.settle", "remove_session"],
 }
 
