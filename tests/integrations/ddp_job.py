@@ -23,13 +23,14 @@ class InTheWay(pl.Callback):
             self.part.write_text("")
 
 
-def main(trace_dir: str, start: str, end: str, break_rank: int = -1, **changes: object) -> None:
+def main(trace_dir: str, start: str, end: str, break_rank: int = -1, strategy: str = "ddp", **changes: object) -> None:
     """Fit once; ``trainer`` settings as name=value."""
     callback = ChakraProfileCallback(settings(Path(trace_dir), int(start), int(end)))
-    fitted = trainer(callback, InTheWay(Path(trace_dir), break_rank), strategy="ddp", **changes)
+    fitted = trainer(callback, InTheWay(Path(trace_dir), break_rank), strategy=strategy, **changes)
     fitted.fit(Model(), loader(32))
 
 
 if __name__ == "__main__":
-    options = {name: int(value) for name, value in (pair.split("=") for pair in sys.argv[4:])}
+    pairs = (pair.split("=") for pair in sys.argv[4:])
+    options = {name: int(value) if value.isdecimal() else value for name, value in pairs}
     main(*sys.argv[1:4], **options)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from recording.recorded import check_pair, files, manifest, read
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -57,6 +58,13 @@ def test_lightning_starts_two_processes_and_a_second_run_lies_beside_the_first(t
 
 def test_accumulation_on_two_processes(tmp_path):
     run([*JOB, str(tmp_path), "2", "4", "devices=2", "accumulate_grad_batches=3"])
+
+    check_two_ranks(tmp_path, [2, 3, 4])
+
+
+@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+def test_processes_that_are_children_of_the_one_that_fits(tmp_path, strategy):
+    run([*JOB, str(tmp_path), "2", "4", "devices=2", f"strategy={strategy}"])
 
     check_two_ranks(tmp_path, [2, 3, 4])
 
