@@ -10,7 +10,7 @@ import msgspec
 
 from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.feed import Feed, Scanner, State, Step
-from chakra_capture.trace.mend import COMMA, LOOK_AHEAD, Mended, Outcome, Shape, find_element, mend
+from chakra_capture.trace.mend import COMMA, LOOK_AHEAD, TOO_DEEP, Mended, Outcome, Shape, find_element, mend
 from chakra_capture.trace.salvage import Salvage
 
 LARGEST_ELEMENT = 1 << 28
@@ -245,7 +245,9 @@ class Walker:
             self._truncated(self._at)
             return
         self._salvage.elements_lost += 1
-        self._salvage.note(f"damaged {self._shape.noun} skipped", where)
+        noun = self._shape.noun
+        fault = f"{noun} {TOO_DEEP}" if TOO_DEEP in mended.causes else f"damaged {noun}"
+        self._salvage.note(f"{fault} skipped", where)
         self._skip_to_element(max(1, mended.at), where)
 
     def _mend(self, *, deep: bool) -> Mended:

@@ -8,6 +8,7 @@ from builder import TraceBuilder, write_json
 from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
+from chakra_capture.trace.reading import ScannerKind
 
 
 def read(path: Path, content: Any) -> DeviceTrace:
@@ -139,5 +140,7 @@ def test_deep_args_cost_only_their_event(tmp_path: Path) -> None:
     path = tmp_path / "d.json"
     deep = json.dumps(event(args={"v": 0})).replace(": 0", ": " + "[" * 100_000 + "]" * 100_000)
     path.write_text(f'{{"traceEvents": [\n{deep},\n{json.dumps(event(name="good"))}]}}')
-    trace = read_device_trace(path)
-    assert [trace.name[row] for row in range(trace.num_rows)] == ["good"]
+    for scanner in ScannerKind:
+        trace = read_device_trace(path, scanner=scanner)
+        assert [trace.name[row] for row in range(trace.num_rows)] == ["good"]
+        assert trace.salvage.notes == ["event nested deeper than 1000 skipped (at byte 18)"]
