@@ -101,6 +101,8 @@ _INTEGERS = (
     "host_id", "record_function_id", "external_id", "correlation_id", "sequence_number", "step",
 )  # fmt: skip
 _IO_TEXTS = ("input_shapes", "input_types")
+# Members of the column args that no event has.
+_MADE = frozenset(("cat", "host"))
 # Columns that later work fills.
 _NOT_JOINED = ("phase", "process_group", "comm_bytes")
 
@@ -134,7 +136,7 @@ class _Args:
         if device is not None:
             categories = [str(msgspec.json.encode(value), "utf-8", "replace") for value in device.category.values]
             self._head = Texts.of([*(f'{{"cat":{text}' for text in [*categories, "null"]), "{"])
-            self._residue = Texts.of(f",{text[1:-1]}" for text in device.residue.values)
+            self._residue = Texts.of(f",{_members(text)}" for text in device.residue.values)
             wide = {key: column for key, column in device.wide.items() if len(column.rows)}
             self._wide = {Texts.of([f',"{key}":']): pack(_spread(each, device.num_rows)) for key, each in wide.items()}
         self._host: list[Coded] = []
@@ -165,6 +167,15 @@ class _Args:
             pieces += [TextPiece(pick(each.codes, node, -1), texts(each.values)) for each in self._host]
         pieces.append(TextPiece(np.zeros(size, dtype=np.int32), self._end))
         return join(pieces, size)
+
+
+def _members(args: str) -> str:
+    """The members of the args of an event, within one of their own where they would hide the category or the host's."""
+    if any(f'"{key}"' in args for key in _MADE):
+        keys = msgspec.json.decode(args, type=dict[str, msgspec.Raw]).keys()
+        if keys & _MADE:
+            return f'"args":{args}'
+    return args[1:-1]
 
 
 def _spread(column: Sparse, size: int) -> Int64:

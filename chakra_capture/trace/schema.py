@@ -76,7 +76,7 @@ NODES = Table(
         Column("input_shapes", _TEXT, "shapes of the inputs, JSON"),
         Column("input_types", _TEXT, "types of the inputs, JSON"),
         Column("args", _TEXT, "JSON of all that has no column; 'cat' is the category of the device file, "
-               "'host' what only the host trace has"),
+               "'host' what only the host trace has; an event's args stand under 'args' where they have such a key"),
     ),
 )  # fmt: skip
 

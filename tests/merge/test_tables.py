@@ -266,6 +266,17 @@ def test_args_hold_category_device_args_and_host_rest(tmp_path: Path) -> None:
     assert set(args["host"]) >= {"inputs", "outputs"}
 
 
+@pytest.mark.parametrize("key", ["cat", "host"])
+def test_args_of_an_event_hide_neither_its_category_nor_the_part_of_the_host(tmp_path: Path, key: str) -> None:
+    trace = TraceBuilder().op("a", 0, 9, extra=1)
+    trace.events[0]["args"][key] = "mine"
+    (text,) = trace.merged(tmp_path).nodes.filter(pl.col("name") == "a")["args"]
+    members = json.loads(text, object_pairs_hook=list)
+    args = dict(members)
+    assert sorted(name for name, _ in members) == ["Ev Idx", "args", "cat", "host"]
+    assert (args["cat"], dict(args["args"])) == ("cpu_op", {key: "mine", "extra": 1})
+
+
 @pytest.mark.parametrize("name", ["x" * 1_000_000, '\x00\x1f\u2028\\"', "ProfilerStep#99999999999999999999"])
 def test_odd_names_are_kept(name: str, tmp_path: Path) -> None:
     merged = TraceBuilder().op(name, 0, 5).merged(tmp_path)
