@@ -88,6 +88,7 @@ def own_seeds() -> Iterator[tuple[int, bytes]]:
         {"name": "process_name", "ph": "M", "ts": 0, "pid": 1, "tid": 0, "args": {"name": "python"}},
     ]  # fmt: skip
     yield 0, json.dumps({"baseTimeNanoseconds": 5, "traceEvents": events}).encode()
+    yield 0, json.dumps({"traceEvents": events * 9}).encode()  # enough of each to be read together
     yield 0, json.dumps(events, indent=1, ensure_ascii=False).encode()
     values = {"values": [[1, 2, 0, 4, 4, "cpu"], 3, "<None>"], "shapes": [[2], []], "types": ["Tensor(float)", "Int"]}
     attrs = [
@@ -100,6 +101,8 @@ def own_seeds() -> Iterator[tuple[int, bytes]]:
         for i in range(1, 5)
     ]  # fmt: skip
     yield 1, json.dumps({"schema": "1.1.1", "pid": 1, "nodes": nodes, "finish_ts": 1}).encode()
+    many = [{**nodes[i % 4], "id": i} for i in range(10, 50)]
+    yield 1, json.dumps({"schema": "1.1.1", "pid": 1, "nodes": many, "finish_ts": 1}).encode()
     flat = [{"name": "n", "id": i, "rf_id": i, "parent": 1, "seq_id": -1, "scope": 0, "tid": 1, "fw_tid": 0,
              "op_schema": "", "inputs": [1], "input_shapes": [[]], "input_types": ["Int"], "outputs": [],
              "output_shapes": [], "output_types": []} for i in range(1, 4)]  # fmt: skip
@@ -170,7 +173,8 @@ def compared(folder: Path, seeds: list[tuple[int, bytes]], rng: random.Random, c
         read = read_host_trace if host else read_device_trace
         size = rng.choice((1, 7, 64, 4096, 1 << 20))
         first = outcome(read, path, options=ReadOptions(ScannerKind.NATIVE, buffer_size=size))
-        second = outcome(read, path, scanner=ScannerKind.MSGSPEC)
+        size = rng.choice((1, 64, 4096, 1 << 20))
+        second = outcome(read, path, options=ReadOptions(ScannerKind.MSGSPEC, buffer_size=size))
         survivors += not isinstance(first, str)
         refused += isinstance(first, str)
         found = differences(first, second)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from chakra_capture.errors import ChakraCaptureError
+from chakra_capture.trace.args import ID_ARGS
+from chakra_capture.trace.attrs import INT_ATTRS
 from chakra_capture.trace.columns import MISSING, Coded, Sparse
 from chakra_capture.trace.device import DeviceTrace
-from chakra_capture.trace.events import ID_ARGS
 from chakra_capture.trace.host import HostTrace
-from chakra_capture.trace.nodes import INT_ATTRS
 from chakra_capture.trace.packed import Packed
 
 Trace = DeviceTrace | HostTrace

@@ -25,8 +25,18 @@ LARGEST = 2**62 - 1
 
 def int_column(values: Iterable[object]) -> Int64:
     """Make an int64 column of integers, also quoted ones; anything else becomes ``MISSING``."""
-    plain = [v if type(v) is int and -LARGEST <= v <= LARGEST else one_int(v) for v in values]
-    return np.array(plain, dtype=np.int64)
+    values = list(values)
+    types = set(map(type, values))
+    if types == {int}:
+        try:
+            column = np.array(values, dtype=np.int64)
+        except OverflowError:
+            pass
+        else:
+            return np.where((column >= -LARGEST) & (column <= LARGEST), column, MISSING)
+    if types == {type(None)}:
+        return missing(len(values))
+    return np.array([one_int(value) for value in values], dtype=np.int64)
 
 
 def one_int(value: object) -> int:
@@ -111,13 +121,6 @@ def coded(values: Iterable[str | None]) -> Coded:
     return Coded(np.array(codes, dtype=np.int32), list(known))
 
 
-def coded_bytes(values: Iterable[bytes | None]) -> Coded:
-    """Make a dictionary-coded column of UTF-8 texts; None becomes null."""
-    known: dict[bytes, int] = {}
-    codes = [-1 if v is None else known.setdefault(v, len(known)) for v in values]
-    return Coded(np.array(codes, dtype=np.int32), [v.decode("utf-8", "replace") for v in known])
-
-
 def parse_ints(texts: Sequence[bytes | None]) -> Int64:
     """Read JSON integers, quoted or not; anything else becomes ``MISSING``."""
     if not len(texts):
@@ -192,33 +195,6 @@ class Rows:
 
     def __len__(self) -> int:
         return len(next(iter(self.ints.values())))
-
-
-def concat_rows(parts: list[Rows]) -> Rows:
-    """Append tables with the same columns."""
-    if len(parts) == 1:
-        return parts[0]
-    starts = np.cumsum([0, *(len(part) for part in parts)])
-    return Rows(
-        ints={key: np.concatenate([part.ints[key][:] for part in parts]) for key in parts[0].ints},
-        texts={key: _concat_all([part.texts[key] for part in parts]) for key in parts[0].texts},
-        wide={
-            key: Sparse(
-                np.concatenate([part.wide[key].rows + start for part, start in zip(parts, starts, strict=False)]),
-                np.concatenate([part.wide[key].values for part in parts]),
-            )
-            for key in parts[0].wide
-        },
-    )
-
-
-def _concat_all(parts: list[Coded]) -> Coded:
-    known: dict[str, int] = {}
-    moved = []
-    for part in parts:
-        table = np.array([known.setdefault(v, len(known)) for v in part.values] or [-1], dtype=np.int32)
-        moved.append(np.where(part.codes >= 0, table[part.codes], np.int32(-1)).astype(np.int32))
-    return Coded(np.concatenate(moved), list(known))
 
 
 def insert_rows(base: Rows, extra: Rows, before: Int64) -> Rows:

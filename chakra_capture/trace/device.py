@@ -7,8 +7,9 @@ import msgspec
 import numpy as np
 
 from chakra_capture.errors import TraceFileError
+from chakra_capture.trace.args import ID_ARGS
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Sparse, coded, missing
-from chakra_capture.trace.events import ID_ARGS, EventReader
+from chakra_capture.trace.events import EventReader
 from chakra_capture.trace.packed import Packed, pack
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, read_file
 from chakra_capture.trace.salvage import Salvage

@@ -1,47 +1,17 @@
 """Events of a device trace as columns, decoded by msgspec: the slow reader, and the layout of the fast one."""
 
-from collections import Counter, deque
-from itertools import repeat
+from collections import Counter
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import (
-    MISSING,
-    Int64,
-    Rows,
-    Sparse,
-    coded,
-    coded_bytes,
-    int_column,
-    missing,
-    parse_ids,
-    parse_ints,
-)
+from chakra_capture.trace.args import ID_ARGS, RESIDUE, TEXT_ARGS, WIDE_ARGS, ArgsReader
+from chakra_capture.trace.columns import int_column
 from chakra_capture.trace.mend import EVENTS
-from chakra_capture.trace.reading import SlowReader
-from chakra_capture.trace.times import microseconds_to_ns
+from chakra_capture.trace.reading import Part, SlowReader
+from chakra_capture.trace.times import parse_times
 
-# Integer args that have a column of their own.
-ID_ARGS = {
-    "external_id": ("External id", "external id", "External Id"),
-    "record_function_id": ("Record function id",),
-    "correlation_id": ("correlation", "Correlation ID"),
-    "sequence_number": ("Sequence number",),
-    "device": ("device",),
-    "stream": ("stream",),
-}
-# Kineto writes 0 where there is no record function; a correlation of 0 joins nothing either.
-_ZERO_IS_NONE = ("record_function_id", "correlation_id")
-# Integer args that differ from row to row: kept apart, or every row would have args text of its own.
-WIDE_ARGS = (
-    "Ev Idx", "Profiler Event Index", "Python id", "Python parent id", "Python module id", "Addr", "Bytes",
-    "Total Allocated", "Total Reserved", "bytes", "wait_on_cuda_event_record_corr_id", "wait_on_cuda_event_id",
-)  # fmt: skip
-_WIDE_END = 10**18
-_TEXT_ARGS = {"input_shapes": "Input Dims", "input_types": "Input type"}
 # Slices and instants; the others are flows, counters and metadata.
 _ROW_PHASES = frozenset(("X", "i", "I"))
 _CATEGORY = 1
@@ -55,7 +25,7 @@ class _Event(msgspec.Struct, gc=False):
     tid: int | str | float | None = None
     ts: msgspec.Raw = msgspec.Raw()
     dur: msgspec.Raw = msgspec.Raw()
-    args: dict[str, msgspec.Raw] | None = None
+    args: msgspec.Raw = msgspec.Raw()
 
 
 class EventReader(SlowReader):
@@ -67,25 +37,51 @@ class EventReader(SlowReader):
         super().restart()
         self.categories: Counter[str] = Counter()
         self._decoder = msgspec.json.Decoder(_Event)
+        self._array_decoder = msgspec.json.Decoder(list[_Event])
+        self._args = ArgsReader()
 
     def decode(self, text: bytes) -> Any:
-        return self._decoder.decode(text)
+        event = self._decoder.decode(text)
+        self._args.check([bytes(event.args)])
+        return event
 
     def decode_all(self, array: bytes) -> list[Any]:
-        return msgspec.json.decode(array, type=list[_Event])
+        events: list[Any] = self._array_decoder.decode(array)
+        self._args.check(bytes(event.args) for event in events if event.ph not in _ROW_PHASES)
+        return events
 
-    def keep(self, elements: list[Any]) -> list[Any]:
+    def count(self, elements: list[Any]) -> None:
         self.categories.update([event.cat or "" for event in elements])
+
+    def kept(self, elements: list[Any]) -> list[Any]:
         return [event for event in elements if event.ph in _ROW_PHASES]
 
-    def to_rows(self, elements: list[Any]) -> Rows:
-        return event_rows(elements)
+    def to_part(self, elements: list[Any]) -> Part:
+        numbers = self.numbers
+        args = self._args.read([bytes(event.args) for event in elements], numbers)
+        return Part(
+            ints={
+                # 'Spans' and its like are no process or thread.
+                "pid": int_column([event.pid for event in elements]),
+                "tid": int_column([event.tid for event in elements]),
+                "ts_ns": parse_times([event.ts for event in elements]),
+                "dur_ns": parse_times([event.dur for event in elements]),
+                **args.ids,
+            },
+            codes={
+                "phase_type": numbers["phase_type"].codes([event.ph for event in elements]),
+                "category": numbers["category"].codes([event.cat for event in elements]),
+                "name": numbers["name"].codes(_names([event.name for event in elements])),
+                **args.codes,
+            },
+            wide=args.wide(),
+        )
 
     def native_layout(self) -> native.Layout:
         return native.Layout(
             is_host=False,
             ints=("pid", "tid", "ts_ns", "dur_ns", *ID_ARGS),
-            texts=("phase_type", "category", "name", *_TEXT_ARGS, "residue"),
+            texts=("phase_type", "category", "name", *TEXT_ARGS, RESIDUE),
             num_quoted=3,
             wide=WIDE_ARGS,
         )
@@ -99,78 +95,7 @@ class EventReader(SlowReader):
         self.categories.update({category: n for category, n in counts.items() if n})
 
 
-def event_rows(events: list[_Event]) -> Rows:
-    """Columns of slices and instants."""
-    args = [event.args or {} for event in events]
-    present: set[str] = set().union(*args)
-    ids = {column: _take_ids(args, [key for key in keys if key in present]) for column, keys in ID_ARGS.items()}
-    texts = {
-        column: coded_bytes(_bytes(a.pop(key, None)) for a in args) if key in present else coded([None] * len(args))
-        for column, key in _TEXT_ARGS.items()
-    }
-    for column in _ZERO_IS_NONE:
-        ids[column][ids[column] == 0] = MISSING
-    wide = {key: _take_wide(args, key) if key in present else _NO_WIDE for key in WIDE_ARGS}
-    encode = msgspec.json.Encoder().encode
-    return Rows(
-        ints={
-            # 'Spans' and its like are no process or thread.
-            "pid": int_column([event.pid for event in events]),
-            "tid": int_column([event.tid for event in events]),
-            "ts_ns": microseconds_to_ns(_lines([event.ts for event in events])),
-            "dur_ns": microseconds_to_ns(_lines([event.dur for event in events])),
-            **ids,
-        },
-        texts={
-            "phase_type": coded([event.ph for event in events]),
-            "category": coded([event.cat for event in events]),
-            "name": coded([_name(event.name) for event in events]),
-            **texts,
-            "residue": coded_bytes([encode(a) if a else None for a in args]),
-        },
-        wide=wide,
-    )
-
-
-_NO_WIDE = Sparse(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-
-
-def _take_ids(args: list[dict[str, msgspec.Raw]], keys: list[str]) -> Int64:
-    """Take an integer arg out of every event's args; what is no integer (ROCm's "0x0") stays there."""
-    column = missing(len(args))
-    for key in keys:
-        raws = list(map(dict.get, args, repeat(key)))
-        values = parse_ids(raws)
-        taken = (values != MISSING) & (column == MISSING)
-        column[taken] = values[taken]
-        if np.count_nonzero(taken) == len(raws) - raws.count(None):
-            deque(map(dict.pop, args, repeat(key), repeat(None)), maxlen=0)
-        else:
-            for row in np.flatnonzero(taken).tolist():
-                del args[row][key]
-    return column
-
-
-def _take_wide(args: list[dict[str, msgspec.Raw]], key: str) -> Sparse:
-    raws = list(map(dict.get, args, repeat(key)))
-    rows = np.flatnonzero([raw is not None for raw in raws])
-    texts = [bytes(raw) for raw in raws if raw is not None]
-    values = parse_ints([None if text[:1] == b'"' else text for text in texts])
-    taken = (values > -_WIDE_END) & (values < _WIDE_END)
-    for row in rows[taken].tolist():
-        del args[row][key]
-    return Sparse(rows[taken], values[taken])
-
-
-def _name(name: Any) -> str:
-    return name if isinstance(name, str) else "" if name is None else str(name)
-
-
-def _bytes(raw: msgspec.Raw | None) -> bytes | None:
-    return None if raw is None else bytes(raw)
-
-
-def _lines(raws: list[Any]) -> list[str]:
-    lines = b"\n".join(raws).decode("utf-8", "replace").split("\n") if raws else []
-    # A value laid out over several lines is no time, but it would shift the rows.
-    return lines if len(lines) == len(raws) else [str(bytes(raw), "utf-8", "replace") for raw in raws]
+def _names(names: list[Any]) -> list[str]:
+    if set(map(type, names)) == {str}:
+        return names
+    return [name if isinstance(name, str) else "" if name is None else str(name) for name in names]

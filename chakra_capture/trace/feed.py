@@ -31,23 +31,14 @@ class Feed:
     """A window on the file that slides and, for an element larger than it, grows."""
 
     def __init__(self, source: ByteSource, size: int = BUFFER_SIZE) -> None:
-        self._source: ByteSource | None = source
-        self.buffer: bytearray | bytes = bytearray(size)
+        self._source = source
+        self.buffer = bytearray(size)
         self.length = 0
         self.base = source.skipped
         self.final = False
 
-    @classmethod
-    def whole(cls, data: bytes, skipped: int) -> "Feed":
-        """A window on a file that is in memory already."""
-        feed = cls.__new__(cls)
-        feed._source = None
-        feed.buffer, feed.length, feed.base, feed.final = data, len(data), skipped, True
-        return feed
-
     def more(self, keep: int) -> None:
         """Read on; what lies before ``keep`` is dropped, so that ``keep`` is at 0 after it."""
-        assert self._source is not None
         left = self.length - keep
         size = len(self.buffer)
         if left > size // 2:
@@ -75,6 +66,10 @@ class Taker(Protocol):
 
     def take(self, text: bytes, before: int = 0) -> str | None:
         """Read one element that goes before row ``before`` of a scanner; returns why it was left out, if so."""
+        ...
+
+    def take_all(self, array: bytes) -> bool:
+        """Read an array of elements; if not all of them are as they should be, none is read and it is false."""
         ...
 
     def restart(self) -> None:

@@ -8,9 +8,10 @@ import msgspec
 import numpy as np
 
 from chakra_capture.errors import TraceFileError
+from chakra_capture.trace.attrs import INT_ATTRS
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Rows
 from chakra_capture.trace.keys import match_keys
-from chakra_capture.trace.nodes import INT_ATTRS, NodeReader
+from chakra_capture.trace.nodes import NodeReader
 from chakra_capture.trace.packed import Packed, pack
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, head_text, read_file
 from chakra_capture.trace.salvage import Salvage

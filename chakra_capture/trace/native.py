@@ -216,7 +216,6 @@ class NativeScanner:
 
     def _address(self, feed: Feed) -> int:
         if self._pinned[0] is not feed.buffer:
-            assert isinstance(feed.buffer, bytearray)
             first = ctypes.c_char.from_buffer(feed.buffer)
             self._pinned = (feed.buffer, ctypes.addressof(first))
         return self._pinned[1]

@@ -1,42 +1,31 @@
 """Nodes of a host trace as columns, decoded by msgspec: the slow reader, and the layout of the fast one."""
 
-from itertools import chain
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import (
-    LARGEST,
-    MISSING,
-    Int64,
-    Rows,
-    coded,
-    coded_bytes,
-    int_column,
-    missing,
-    parse_ids,
-)
+from chakra_capture.trace.attrs import INT_ATTRS, AttrsColumns, AttrsReader
+from chakra_capture.trace.columns import LARGEST, Positions, int_column
+from chakra_capture.trace.dictionary import Numbers
 from chakra_capture.trace.mend import NODES
-from chakra_capture.trace.reading import SlowReader
+from chakra_capture.trace.reading import Part, SlowReader
 
-INT_ATTRS = ("rf_id", "seq_id", "scope", "tid", "fw_tid", "fw_parent")
-_NONE = msgspec.Raw(b"[]")
+_NONE = b"[]"
+_EMPTY = msgspec.Raw(_NONE)
 _ABSENT = msgspec.Raw()
-_EMPTY_TEXT = b'""'
-
-
-class _Attr(msgspec.Struct, gc=False):
-    name: str
-    value: msgspec.Raw
+# Details that are no attributes, in the order in which they are written.
+_STRIDES_AND_OUTPUTS = ("input_strides", "output_shapes", "output_types", "output_strides")
 
 
 class _Values(msgspec.Struct, gc=False):
-    values: msgspec.Raw = _NONE
+    values: msgspec.Raw = _EMPTY
     shapes: msgspec.Raw = _ABSENT
     types: msgspec.Raw = _ABSENT
     strides: msgspec.Raw = _ABSENT
+
+
+_NO_VALUES = _Values()
 
 
 class _Nested(msgspec.Struct, gc=False):
@@ -44,7 +33,7 @@ class _Nested(msgspec.Struct, gc=False):
 
     id: int
     name: str
-    attrs: list[_Attr]
+    attrs: msgspec.Raw
     ctrl_deps: int | None = None
     parent: int | None = None
     inputs: _Values | None = None
@@ -66,10 +55,10 @@ class _Flat(msgspec.Struct, gc=False):
     fw_tid: msgspec.Raw = _ABSENT
     fw_parent: msgspec.Raw = _ABSENT
     op_schema: msgspec.Raw = _ABSENT
-    inputs: msgspec.Raw = _NONE
-    input_shapes: msgspec.Raw = _NONE
-    input_types: msgspec.Raw = _NONE
-    outputs: msgspec.Raw = _NONE
+    inputs: msgspec.Raw = _EMPTY
+    input_shapes: msgspec.Raw = _EMPTY
+    input_types: msgspec.Raw = _EMPTY
+    outputs: msgspec.Raw = _EMPTY
     output_shapes: msgspec.Raw = _ABSENT
     output_types: msgspec.Raw = _ABSENT
 
@@ -83,28 +72,52 @@ class NodeReader(SlowReader):
         super().restart()
         self._nested = msgspec.json.Decoder(_Nested)
         self._flat = msgspec.json.Decoder(_Flat)
+        self._nested_array = msgspec.json.Decoder(list[_Nested])
+        self._flat_array = msgspec.json.Decoder(list[_Flat])
+        self._attrs = AttrsReader(taken=_STRIDES_AND_OUTPUTS)
 
     def decode(self, text: bytes) -> Any:
         try:
-            node: _Nested | _Flat = self._nested.decode(text)
+            nested = self._nested.decode(text)
+            self._attrs.check(bytes(nested.attrs))
+            node: _Nested | _Flat = nested
         except msgspec.ValidationError:
             node = self._flat.decode(text)
         return node if abs(node.id) <= LARGEST else "an id out of range"
 
     def decode_all(self, array: bytes) -> list[Any]:
         try:
-            nodes: list[Any] = msgspec.json.decode(array, type=list[_Nested])
+            nodes: list[Any] = self._nested_array.decode(array)
         except msgspec.ValidationError:
-            nodes = msgspec.json.decode(array, type=list[_Flat])
+            nodes = self._flat_array.decode(array)
         if any(abs(node.id) > LARGEST for node in nodes):
             raise msgspec.ValidationError("an id out of range")
         return nodes
 
-    def keep(self, elements: list[Any]) -> list[Any]:
+    def kept(self, elements: list[Any]) -> list[Any]:
         return elements
 
-    def to_rows(self, elements: list[Any]) -> Rows:
-        return node_rows(elements)
+    def to_part(self, elements: list[Any]) -> Part:
+        numbers = self.numbers
+        shapes, types, values, output_values, *others, attr_texts = _texts(elements)
+        attrs = self._attrs.read(attr_texts)
+        return Part(
+            ints={
+                "node_id": int_column([node.id for node in elements]),
+                "ctrl_deps": int_column([node.ctrl_deps for node in elements]),
+                "parent": int_column([node.parent for node in elements]),
+                **attrs.ints,
+            },
+            codes={
+                "name": numbers["name"].codes([node.name for node in elements]),
+                "input_shapes": numbers["input_shapes"].codes([text or _NONE for text in shapes]),
+                "input_types": numbers["input_types"].codes([text or _NONE for text in types]),
+                "input_values": numbers["input_values"].codes(values),
+                "output_values": numbers["output_values"].codes(output_values),
+                "details": _details(others, attrs, numbers["details"]),
+            },
+            wide={},
+        )
 
     def native_layout(self) -> native.Layout:
         return native.Layout(
@@ -119,71 +132,46 @@ class NodeReader(SlowReader):
         pass
 
 
-def node_rows(nodes: list[_Nested | _Flat]) -> Rows:
-    """Columns of nodes, whichever layout each has."""
-    described = [_describe_nested(n) if isinstance(n, _Nested) else _describe_flat(n) for n in nodes]
-    details = [d[1] for d in described]
-    attrs = _take_attrs([d[2] for d in described], details)
-    # The observer writes 0 for no record function, -1 for no sequence number.
-    attrs["rf_id"][attrs["rf_id"] == 0] = MISSING
-    attrs["seq_id"][attrs["seq_id"] < 0] = MISSING
+def _texts(nodes: list[Any]) -> list[list[bytes]]:
+    """What stays text, an empty one where it is absent: shapes, types and values of the inputs, values of the outputs,
+    ``_STRIDES_AND_OUTPUTS``, and the attributes.
+    """
+    rows = [_nested_texts(node) if isinstance(node, _Nested) else _flat_texts(node) for node in nodes]
+    return [list(map(bytes, column)) for column in zip(*rows, strict=True)] or [[] for _ in range(9)]
+
+
+def _nested_texts(node: _Nested) -> tuple[bytes | msgspec.Raw, ...]:
+    i, o = node.inputs or _NO_VALUES, node.outputs or _NO_VALUES
+    return i.shapes, i.types, i.values, o.values, i.strides, o.shapes, o.types, o.strides, node.attrs
+
+
+def _flat_texts(node: _Flat) -> tuple[bytes | msgspec.Raw, ...]:
+    """The same, with the keys of the node that are attributes written as those of a nested one."""
+    raws = [(key, bytes(getattr(node, key))) for key in (*INT_ATTRS, "op_schema")]
+    attrs = b",".join(b'{"name":"%s","value":%s}' % (key.encode(), raw) for key, raw in raws if raw)
+    n = node
+    return (
+        n.input_shapes, n.input_types, n.inputs, n.outputs, b"", n.output_shapes, n.output_types, b"", b"[%s]" % attrs,
+    )  # fmt: skip
+
+
+def _details(others: list[list[bytes]], attrs: AttrsColumns, numbers: Numbers[bytes]) -> Positions:
+    """Objects of ``_STRIDES_AND_OUTPUTS`` and the other attributes; few of them differ."""
+    own: Numbers[tuple[bytes, ...]] = Numbers()
+    codes = own.codes(list(zip(*others, attrs.rest, strict=True)))
+    table = numbers.codes([_object(*entry) for entry in own.entries()])
+    codes = table[codes] if len(codes) else codes
     encode = msgspec.json.Encoder().encode
-    return Rows(
-        ints={
-            "node_id": int_column([n.id for n in nodes]),
-            "ctrl_deps": int_column([n.ctrl_deps for n in nodes]),
-            "parent": int_column([n.parent for n in nodes]),
-            **attrs,
-        },
-        texts={
-            "name": coded([n.name for n in nodes]),
-            **{key: coded_bytes([bytes(d[0][i]) for d in described]) for i, key in enumerate(_VALUE_TEXTS)},
-            "details": coded_bytes([encode(d) if d else None for d in details]),
-        },
-        wide={},
-    )
+    for row, members in attrs.members.items():
+        present = {key: texts[row] for key, texts in zip(_STRIDES_AND_OUTPUTS, others, strict=True) if texts[row]}
+        details = {**{key: msgspec.Raw(text) for key, text in present.items()}, **members}
+        codes[row] = numbers[encode(details) if details else None]
+    return codes
 
 
-_VALUE_TEXTS = ("input_shapes", "input_types", "input_values", "output_values")
-# The four texts; all else that stays text, by name; the attributes, which are still to be sorted into ints and text.
-_Described = tuple[tuple[msgspec.Raw, ...], dict[str, msgspec.Raw], list[_Attr]]
-_NO_VALUES = _Values()
-
-
-def _describe_nested(node: _Nested) -> _Described:
-    inputs, outputs = node.inputs or _NO_VALUES, node.outputs or _NO_VALUES
-    details = {}
-    if inputs.strides is not _ABSENT:
-        details["input_strides"] = inputs.strides
-    if outputs.shapes is not _ABSENT:
-        details["output_shapes"] = outputs.shapes
-    if outputs.types is not _ABSENT:
-        details["output_types"] = outputs.types
-    if outputs.strides is not _ABSENT:
-        details["output_strides"] = outputs.strides
-    shapes = _NONE if inputs.shapes is _ABSENT else inputs.shapes
-    types = _NONE if inputs.types is _ABSENT else inputs.types
-    return (shapes, types, inputs.values, outputs.values), details, node.attrs
-
-
-def _describe_flat(node: _Flat) -> _Described:
-    details = {key: raw for key in ("output_shapes", "output_types") if (raw := getattr(node, key)) is not _ABSENT}
-    attrs = [_Attr(key, raw) for key in (*INT_ATTRS, "op_schema") if (raw := getattr(node, key)) is not _ABSENT]
-    return (node.input_shapes, node.input_types, node.inputs, node.outputs), details, attrs
-
-
-def _take_attrs(attrs: list[list[_Attr]], details: list[dict[str, msgspec.Raw]]) -> dict[str, Int64]:
-    """Columns of the integer attributes; the others that say something go into ``details``."""
-    flat = list(chain.from_iterable(attrs))
-    owner = np.repeat(np.arange(len(attrs)), [len(each) for each in attrs])
-    name = coded([attr.name for attr in flat])
-    columns = {}
-    for key in INT_ATTRS:
-        columns[key] = missing(len(attrs))
-        at = np.flatnonzero(name.mask((key,)))
-        columns[key][owner[at]] = parse_ids([flat[i].value for i in at.tolist()])
-    for i in np.flatnonzero(~name.mask(INT_ATTRS)).tolist():
-        attr = flat[i]
-        if bytes(attr.value) != _EMPTY_TEXT:
-            details[owner[i]][attr.name] = attr.value
-    return columns
+def _object(*texts: bytes) -> bytes | None:
+    *values, rest = texts
+    members = [
+        b'"%s":%s' % (key.encode(), value) for key, value in zip(_STRIDES_AND_OUTPUTS, values, strict=True) if value
+    ]
+    return b"{%s}" % b",".join([*members, rest] if rest else members) if members or rest else None

@@ -17,16 +17,21 @@ import numpy as np
 
 from chakra_capture.errors import MissingDependencyError, TraceFileError
 from chakra_capture.trace import native
-from chakra_capture.trace.columns import LARGEST, Coded, Rows, Sparse, concat_rows, insert_rows
+from chakra_capture.trace.columns import LARGEST, Coded, Int64, Positions, Rows, Sparse, insert_rows
+from chakra_capture.trace.dictionary import Numbers
 from chakra_capture.trace.feed import BUFFER_SIZE, Feed
-from chakra_capture.trace.files import ByteSource, Limits, empty, read_all, what_it_looks_like
+from chakra_capture.trace.files import ByteSource, Limits, empty, what_it_looks_like
 from chakra_capture.trace.mend import Shape
+from chakra_capture.trace.packed import Texts
 from chakra_capture.trace.salvage import Salvage
 from chakra_capture.trace.spill import Spill
 from chakra_capture.trace.text_scanner import TextScanner
 from chakra_capture.trace.walk import Walker
 
+# So many odd elements wait to be read together.
 _BATCH = 20_000
+# Elements of one layout are read together, so a larger piece costs less for each.
+_TEXT_BUFFER_SIZE = 1 << 23
 _PYTHON_EXPORTER = b'"CPU functions"'
 
 
@@ -44,16 +49,35 @@ class ReadOptions:
     Attributes:
         scanner: what reads; None takes the C core if it is built.
         spill: where columns go that are too large for memory; None keeps them all in it.
+        buffer_size: bytes of the file that are looked at together; None takes what suits the scanner.
     """
 
     scanner: ScannerKind | None = None
     spill: Spill | None = None
-    buffer_size: int = BUFFER_SIZE
+    buffer_size: int | None = None
     limits: Limits = field(default_factory=Limits)
 
 
+@dataclass(slots=True)
+class Part:
+    """Columns of some elements of a file; all its parts number their texts by the same dictionaries."""
+
+    ints: dict[str, Int64]
+    codes: dict[str, Positions]
+    wide: dict[str, Sparse]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.ints.values())))
+
+
 class SlowReader(ABC):
-    """Reads elements one by one through msgspec; its rows go before the given rows of the fast scanner."""
+    """Reads elements through msgspec, many at once or one by one.
+
+    Beside the C core it reads what that hands over; its rows go before the given rows of the core.
+
+    Attributes:
+        numbers: the dictionaries of the text columns.
+    """
 
     shape: Shape
 
@@ -63,9 +87,10 @@ class SlowReader(ABC):
     def restart(self) -> None:
         """Forget what was read."""
         self.num_taken = 0
+        self.numbers: dict[str, Numbers[Any]] = {key: Numbers() for key in self.native_layout().texts}
         self._waiting: list[Any] = []
         self._before: list[int] = []
-        self._parts: list[Rows] = []
+        self._parts: list[Part] = []
 
     def take(self, text: bytes, before: int = 0) -> str | None:
         """Read one element; returns why it was left out, if so."""
@@ -79,37 +104,55 @@ class SlowReader(ABC):
             return "text that is no JSON"
         if isinstance(element, str):
             return element
-        self.num_taken += 1
-        if self.keep([element]):
+        self._count([element])
+        if self.kept([element]):
             self._waiting.append(element)
             self._before.append(before)
             if len(self._waiting) >= _BATCH:
                 self._flush()
         return None
 
+    def take_all(self, array: bytes) -> bool:
+        """Read an array of elements; if not all of them are as they should be, none is read and it is false."""
+        try:
+            if not array.isascii():
+                array.decode()
+            elements = self.decode_all(array)
+            part = self.to_part(self.kept(elements))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return False
+        self._flush()
+        self._parts.append(part)
+        self._count(elements)
+        return True
+
     def rows(self) -> tuple[Rows, Sequence[int]]:
         """All rows taken, and before which rows they go."""
         self._flush()
-        self._parts = [concat_rows(self._parts)]
-        return self._parts[0], self._before
+        parts = self._parts or [self.to_part([])]
+        self._parts = []
+        starts = np.cumsum([0, *map(len, parts)]).tolist()
+        rows = Rows(
+            ints={key: np.concatenate([part.ints.pop(key) for part in parts]) for key in list(parts[0].ints)},
+            texts={key: self._coded(key, [part.codes.pop(key) for part in parts]) for key in list(parts[0].codes)},
+            wide={key: _joined([part.wide.pop(key) for part in parts], starts) for key in list(parts[0].wide)},
+        )
+        return rows, self._before
 
-    def take_all(self, raws: list[msgspec.Raw]) -> None:
-        """Read all elements of a whole file.
-
-        Raises:
-            msgspec.ValidationError: an element is not as it should be.
-        """
-        for begin in range(0, len(raws), _BATCH):
-            batch = raws[begin : begin + _BATCH]
-            elements = self.decode_all(b"[" + b",".join(batch) + b"]")
-            self.num_taken += len(batch)
-            self._waiting = self.keep(elements)
-            self._flush()
+    def _coded(self, key: str, codes: list[Positions]) -> Coded:
+        layout = self.native_layout()
+        entries = self.numbers.pop(key).entries()
+        is_string = key in layout.texts[: layout.num_quoted]
+        return Coded(np.concatenate(codes), list(entries) if is_string else Texts.of(entries))
 
     def _flush(self) -> None:
-        if self._waiting or not self._parts:
-            self._parts.append(self.to_rows(self._waiting))
+        if self._waiting:
+            self._parts.append(self.to_part(self._waiting))
         self._waiting = []
+
+    def _count(self, elements: list[Any]) -> None:
+        self.num_taken += len(elements)
+        self.count(elements)
 
     @abstractmethod
     def decode(self, text: bytes) -> Any:
@@ -117,28 +160,26 @@ class SlowReader(ABC):
 
     @abstractmethod
     def decode_all(self, array: bytes) -> list[Any]:
-        """The elements of a whole array."""
-
-    @abstractmethod
-    def keep(self, elements: list[Any]) -> list[Any]:
-        """Count the elements; those that become rows."""
-
-    @abstractmethod
-    def to_rows(self, elements: list[Any]) -> Rows:
-        """Columns of the elements that become rows."""
-
-    def split(self, data: bytes | bytearray) -> tuple[list[msgspec.Raw] | None, dict[str, bytes]]:
-        """The elements of a whole valid file, and raw JSON of the wanted values beside them.
+        """The elements of a whole array.
 
         Raises:
-            msgspec.DecodeError: the file is damaged, or no such trace.
+            msgspec.DecodeError: one of them is not as it should be; those that become rows may also say so there.
         """
-        if self.shape.bare and data[:64].lstrip()[:1] == b"[":
-            return msgspec.json.decode(data, type=list[msgspec.Raw]), {}
-        members = [(key, msgspec.Raw, msgspec.Raw()) for key in self.shape.head]
-        file = msgspec.defstruct("File", [(self.shape.key, list[msgspec.Raw] | None, None), *members])
-        found = msgspec.json.decode(data, type=file)
-        return getattr(found, self.shape.key), {key: bytes(getattr(found, key)) for key in self.shape.head}
+
+    @abstractmethod
+    def kept(self, elements: list[Any]) -> list[Any]:
+        """Those that become rows."""
+
+    @abstractmethod
+    def to_part(self, elements: list[Any]) -> Part:
+        """Columns of elements that become rows.
+
+        Raises:
+            msgspec.DecodeError: one of them is not as it should be.
+        """
+
+    def count(self, elements: list[Any]) -> None:  # noqa: B027  # not every kind of trace has something to count
+        """Count elements, whether they become rows or not."""
 
     @abstractmethod
     def native_layout(self) -> native.Layout:
@@ -182,7 +223,7 @@ def read_file(path: Path, reader_type: type[SlowReader], options: ReadOptions) -
         try:
             if library is None:
                 with _no_garbage_collection():
-                    file = _read_msgspec(source, reader_type)
+                    file = _read_msgspec(source, reader_type, options)
             else:
                 file = _read_native(source, reader_type, library, options)
         except MemoryError as error:
@@ -220,7 +261,7 @@ def _read_native(
 ) -> ReadFile:
     salvage, reader = Salvage(), reader_type()
     with native.NativeScanner(library, reader.native_layout(), reader, options.spill) as scanner:
-        feed = Feed(source, options.buffer_size)
+        feed = Feed(source, options.buffer_size or BUFFER_SIZE)
         feed.more(0)
         walker = _walk(source, feed, scanner, reader, salvage)
         rows = scanner.rows()
@@ -232,30 +273,12 @@ def _read_native(
     return ReadFile(rows, walker.head, num_elements, reader.counts(), salvage, ScannerKind.NATIVE)
 
 
-def _read_msgspec(source: ByteSource, reader_type: type[SlowReader]) -> ReadFile:
-    reader = reader_type()
-    data = read_all(source)
-    if not source.cut:
-        try:
-            if not _is_utf8(data):
-                raise msgspec.DecodeError("invalid UTF-8")
-            raws, head = reader.split(data)
-            reader.take_all(raws or [])
-        except (msgspec.DecodeError, RecursionError):
-            pass
-        else:
-            if raws is not None and _PYTHON_EXPORTER not in source.first:
-                del data, raws
-                rows, _ = reader.rows()
-                return ReadFile(rows, head, reader.num_taken, reader.counts(), Salvage(), ScannerKind.MSGSPEC)
-    return _read_text(source, reader_type(), bytes(data))
-
-
-def _read_text(source: ByteSource, reader: SlowReader, data: bytes) -> ReadFile:
-    """The way for a file that is not valid as a whole."""
-    salvage = Salvage()
-    scanner = TextScanner(data, reader)
-    walker = _walk(source, Feed.whole(data, source.skipped), scanner, reader, salvage)
+def _read_msgspec(source: ByteSource, reader_type: type[SlowReader], options: ReadOptions) -> ReadFile:
+    salvage, reader = Salvage(), reader_type()
+    scanner = TextScanner(reader, reader.shape)
+    feed = Feed(source, options.buffer_size or _TEXT_BUFFER_SIZE)
+    feed.more(0)
+    walker = _walk(source, feed, scanner, reader, salvage)
     return ReadFile(reader.rows()[0], walker.head, scanner.count, reader.counts(), salvage, ScannerKind.MSGSPEC)
 
 
@@ -289,23 +312,11 @@ def head_text(raw: bytes | None) -> str | None:
         return None
 
 
-def _is_utf8(data: bytes | bytearray) -> bool:
-    if data.isascii():
-        return True
-    try:
-        with memoryview(data) as view:
-            at = 0
-            while at < len(view):
-                end = min(len(view), at + BUFFER_SIZE)
-                while end < len(view) and view[end] & 0xC0 == 0x80 and end > at:
-                    end -= 1  # do not cut a character in two
-                if end == at:
-                    return False
-                str(view[at:end], "utf-8")
-                at = end
-    except UnicodeDecodeError:
-        return False
-    return True
+def _joined(parts: list[Sparse], starts: list[int]) -> Sparse:
+    return Sparse(
+        np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)]),
+        np.concatenate([part.values for part in parts]),
+    )
 
 
 def _no_trace(path: Path, first: bytes, head: dict[str, bytes], shape: Shape) -> str:

@@ -8,14 +8,15 @@ import re
 from collections.abc import Sequence
 from decimal import ROUND_HALF_EVEN, Context, Decimal
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from chakra_capture.trace.columns import LARGEST, MISSING, Int64
 
 _PLAIN = r"^(-?)(\d{1,15}|[0-8]\d{15})(?:\.(\d{1,3}))?$"
-# What Kineto writes since torch 2.4: without the point they are nanoseconds.
-_THREE_DECIMALS = re.compile(r"(?:[0-9]{1,15}\.[0-9]{3}\n)*+")
+# What Kineto writes, one a line: since torch 2.4 with three decimals, which re-dumped files have without their zeros.
+_LINES = re.compile(rb"(?:[0-9]{1,15}(?:\.[0-9]{1,3})?\n)*+")
 _NUMBER = re.compile(r'"?\s*(-?\d{1,40}(?:\.\d{1,400})?(?:[eE][+-]?\d{1,3})?)\s*"?', re.ASCII)
 # Exact for every text that _NUMBER accepts: nothing is rounded before the one rounding to whole nanoseconds.
 _EXACT = Context(prec=1500, rounding=ROUND_HALF_EVEN, Emax=99999, Emin=-99999, traps=[])
@@ -32,9 +33,6 @@ def microseconds_to_ns(texts: Sequence[str]) -> Int64:
     """
     if not len(texts):
         return np.zeros(0, dtype=np.int64)
-    lines = "\n".join(texts) + "\n"
-    if _THREE_DECIMALS.fullmatch(lines):
-        return np.fromstring(lines.replace(".", ""), dtype=np.int64, sep="\n")
     text = pl.Series(texts, dtype=pl.String)
     frame = pl.DataFrame({"g": text.str.extract_groups(_PLAIN)}).unnest("g")
     whole = frame["2"].cast(pl.Int64, strict=False)
@@ -46,6 +44,20 @@ def microseconds_to_ns(texts: Sequence[str]) -> Int64:
         if texts[int(row)]:
             ns[row] = _one_to_ns(texts[int(row)])
     return np.asarray(ns, dtype=np.int64)
+
+
+def parse_times(texts: Sequence[bytes | msgspec.Raw]) -> Int64:
+    """``microseconds_to_ns`` of bytes as they stand in a file, faster where Kineto wrote them."""
+    lines = b"\n".join([*texts, b""])
+    if not texts or not _LINES.fullmatch(lines):
+        return microseconds_to_ns([str(bytes(text), "utf-8", "replace") for text in texts])
+    chars = np.frombuffer(lines, dtype=np.uint8)
+    ends, points = np.flatnonzero(chars == ord("\n")), np.flatnonzero(chars == ord("."))
+    decimals = np.zeros(len(ends), dtype=np.int64)
+    rows = np.searchsorted(ends, points)
+    decimals[rows] = ends[rows] - points - 1
+    digits = np.fromstring(lines.replace(b".", b""), dtype=np.int64, sep="\n")
+    return np.asarray(digits * np.array([1000, 100, 10, 1])[decimals], dtype=np.int64)
 
 
 def _one_to_ns(text: str) -> int:

@@ -37,6 +37,8 @@ HANDED = [path for root in (OWN, DATA, CASES, SAMPLES) for path in sorted(root.r
 NAMES = {path: str(path.relative_to(DATA.parent if DATA.parent in path.parents else OWN.parent)) for path in HANDED}
 requires_native = pytest.mark.skipif(native.load() is None, reason="the C scanner is not built here (no C compiler)")
 
+KINDS = [pytest.param(k, marks=[requires_native] if k == "native" else []) for k in ScannerKind]
+
 
 def read_both(path: Path, read: Callable[..., Any], buffer_size: int = 1 << 20) -> tuple[Any, Any]:
     fast = outcome(read, path, options=ReadOptions(ScannerKind.NATIVE, buffer_size=buffer_size))
@@ -96,15 +98,15 @@ def first_difference(found: Any, expected: Any) -> Any:
     return next(((a, b) for a, b in pairs if a != b), None)
 
 
-@requires_native
-@pytest.mark.parametrize("size", [1, 7, 64])
-def test_the_size_of_the_buffer_does_not_matter(size: int) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [1, 7, 64, 4096])
+def test_the_size_of_the_buffer_does_not_matter(size: int, kind: ScannerKind) -> None:
     small = [path for path in HANDED if path.stat().st_size < 20_000]
     for path in [*islice(small, 0, None, 5), *(path for path in small if "058" in str(path) or "damaged" in str(path))]:
         for read in (read_device_trace, read_host_trace):
-            options = ReadOptions(ScannerKind.NATIVE, buffer_size=size)
+            options = ReadOptions(kind, buffer_size=size)
             pieces = outcome(read, path, options=options)
-            whole = outcome(read, path, scanner=ScannerKind.NATIVE)
+            whole = outcome(read, path, scanner=kind)
             assert differences(pieces, whole) == [], path
 
 
@@ -132,9 +134,7 @@ ARGS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[requires_native] if k == "native" else []) for k in ScannerKind]
-)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("args", "ids", "residue"), ARGS)
 def test_args_become_columns_or_stay_as_text(
     args: str, ids: dict[str, int], residue: str | None, kind: ScannerKind, tmp_path: Path
@@ -153,9 +153,7 @@ TIMES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(k, marks=[requires_native] if k == "native" else []) for k in ScannerKind]
-)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("text", "nanoseconds"), TIMES)
 def test_times_are_read_from_their_text(text: str, nanoseconds: int | None, kind: ScannerKind, tmp_path: Path) -> None:
     trace = device(tmp_path, f'[{{"ph": "X", "name": "n", "pid": 1, "tid": 2, "ts": {text}, "dur": 1}}]', kind)
