@@ -9,8 +9,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from chakra_capture.recording import registry
+
+# Nothing is timed against an absolute clock: the machine is shared.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 # Written by pytest itself, or once per process by torch and Lightning on first use.
 _NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PL_GLOBAL_SEED", "PL_SEED_WORKERS"}

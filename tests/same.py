@@ -114,12 +114,12 @@ def expected_events(file: Any) -> Iterator[dict[str, Any]]:
 def _with_ids(args: dict[str, Any]) -> dict[str, Any]:
     members = dict(args)
     for column, keys in ID_ARGS.items():
-        for key in keys:
-            value = _number(members.get(key))
-            if value is not None and column not in members:
-                del members[key]
-                if value or column not in ("record_function_id", "correlation_id"):
-                    members[column] = value
+        # The first of its spellings that is an integer, quoted or not.
+        key = next((key for key in keys if _number(members.get(key)) is not None), None)
+        if key is not None:
+            value = _number(members.pop(key))
+            if value or column not in ("record_function_id", "correlation_id"):
+                members[column] = value
     return members
 
 
