@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.merge.handover import find_handovers
-from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, group_numbers
+from chakra_capture.merge.rows import ACTIVITY_KINDS, CPU_KINDS, climb, group_numbers
 from chakra_capture.merge.tables import Columns
 from chakra_capture.merge.waits import find_waits
 from chakra_capture.trace.columns import MISSING, Bool, Int64, Positions
@@ -144,10 +144,8 @@ def _thread_order(columns: Columns, has_end: Bool) -> list[_Part]:
     """Siblings in order; parent to its first child; last child to its parent."""
     timed = columns.is_kind(*CPU_KINDS) & has_end & ~columns.is_kind("memory", "instant")
     rows = np.flatnonzero(timed)
-    parent = columns.parent[rows]
     # A row without an end orders nothing; what ran inside it is ordered by the row around it.
-    while (open_parent := (parent >= 0) & ~timed[np.maximum(parent, 0)]).any():
-        parent = np.where(open_parent, columns.parent[np.maximum(parent, 0)], parent)
+    parent = climb(columns.parent[rows], columns.parent, timed)
     # The outermost rows of a thread are siblings too; rows are in time order as they stand.
     family = np.where(parent >= 0, parent, -1 - columns.track[rows])
     order = np.argsort(family, kind="stable")

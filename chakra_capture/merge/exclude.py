@@ -3,12 +3,14 @@
 The recorder marks it with an annotation; the process is never paused, which would leave rows without an end.
 """
 
+from dataclasses import replace
+
 import numpy as np
 
 from chakra_capture.annotations import VALIDATION
-from chakra_capture.merge.rows import CPU_KINDS, end_of
+from chakra_capture.merge.rows import CPU_KINDS, climb, end_of
 from chakra_capture.merge.tables import Columns
-from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, Positions, pick
+from chakra_capture.trace.columns import MISSING, Bool, Int64, pick
 
 
 def without_validation(columns: Columns) -> tuple[Columns, int]:
@@ -18,12 +20,9 @@ def without_validation(columns: Columns) -> tuple[Columns, int]:
     if not marked.any():
         return columns, 0
     excluded = marked | _began_within(columns, np.flatnonzero(marked & columns.is_kind(*CPU_KINDS)))
-    while True:
-        # Rows without a time know only their parent, and device rows their launch; one level per round.
-        below = ~excluded & (_at(excluded, columns.parent) | _at(excluded, columns.launch))
-        if not below.any():
-            break
-        excluded |= below
+    # Rows without a time know only their parent, and device rows their launch.
+    excluded |= climb(columns.parent, columns.parent, excluded) >= 0
+    excluded |= (columns.launch >= 0) & excluded[columns.launch]
     return _take(columns, np.flatnonzero(~excluded)), int(np.count_nonzero(excluded))
 
 
@@ -37,23 +36,11 @@ def _began_within(columns: Columns, marks: Int64) -> Bool:
     return found
 
 
-def _at(flags: Bool, rows: Positions) -> Bool:
-    return (rows >= 0) & flags[np.maximum(rows, 0)]
-
-
 def _take(columns: Columns, rows: Int64) -> Columns:
     number = np.full(len(columns), -1, dtype=np.int32)
     number[rows] = np.arange(len(rows), dtype=np.int32)
-    return Columns(
-        host=columns.host,
-        device=columns.device,
-        device_row=columns.device_row[rows],
-        host_node=columns.host_node[rows],
-        kind=columns.kind[rows],
-        name=Coded(columns.name.codes[rows], columns.name.values),
-        ts_ns=columns.ts_ns[rows],
-        dur_ns=columns.dur_ns[rows],
-        tracks=columns.tracks.take(rows),
+    return replace(
+        columns.unlinked(rows),
         parent=pick(number, columns.parent[rows], -1),
         launch=pick(number, columns.launch[rows], -1),
         self_ns=columns.self_ns[rows],

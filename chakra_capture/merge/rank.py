@@ -17,7 +17,7 @@ from chakra_capture.merge.order import link_by_order
 from chakra_capture.merge.output import rank_folder, write_link, write_nodes, write_table
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.roots import add_roots
-from chakra_capture.merge.rows import ACTIVITY_KINDS, device_kinds, of_kind
+from chakra_capture.merge.rows import ACTIVITY_KINDS, climb, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
 from chakra_capture.merge.tables import Columns, link_rows, step_rows
 from chakra_capture.trace.columns import MISSING, Coded
@@ -266,12 +266,7 @@ def _parent_agreement(columns: Columns) -> dict[str, int]:
     """Compare the parent by containment with the one the host trace recorded, host rows only."""
     is_host = columns.host_node >= 0
     rows = np.flatnonzero(is_host & (columns.ts_ns != MISSING))
-    contained = columns.parent[rows]
-    while True:
-        climbing = np.flatnonzero((contained >= 0) & ~is_host[contained])
-        if not len(climbing):
-            break
-        contained[climbing] = columns.parent[contained[climbing]]
+    contained = climb(columns.parent[rows], columns.parent, is_host)
     recorded = columns.host_parent()[rows]
     at_root = columns.is_kind("thread", "process")[recorded]
     recorded = np.where((recorded >= 0) & at_root, -1, recorded)

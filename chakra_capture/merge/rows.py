@@ -28,6 +28,9 @@ _CATEGORY_KIND = {
 }
 MEMORY_NAME = "[memory]"
 
+# Rows climb so many levels one by one; of what is deeper, all are found at once.
+_FEW_LEVELS = 64
+
 CODE = {kind: code for code, kind in enumerate(KINDS)}
 CPU_KINDS = ("annotation", "host_op", "python_function", "runtime", "memory", "instant")
 ACTIVITY_KINDS = ("kernel", "memcpy", "memset")
@@ -108,6 +111,34 @@ def by_number(rows: Int64, number: Ints) -> list[Int64]:
     order = np.argsort(number, kind="stable")
     rows, number = rows[order], number[order]
     return np.split(rows, np.flatnonzero(number[1:] != number[:-1]) + 1)
+
+
+def climb(at: Positions, parent: Positions, accepted: Bool) -> Positions:
+    """From each row up its parents to the first that is accepted, itself if it is; -1 where none is.
+
+    Args:
+        at: rows to begin at, -1 for none.
+        parent: of every row, -1 for none.
+        accepted: of every row.
+    """
+    at = at.copy()
+    searching = np.flatnonzero((at >= 0) & ~accepted[at])
+    for _ in range(_FEW_LEVELS):
+        if not len(searching):
+            return at
+        at[searching] = parent[at[searching]]
+        searching = searching[(at[searching] >= 0) & ~accepted[at[searching]]]
+    at[searching] = _nearest(parent, accepted)[at[searching]]
+    return at
+
+
+def _nearest(parent: Positions, accepted: Bool) -> Positions:
+    """The same of every row, for deep stacks: each round goes up twice as far as the one before."""
+    none = len(parent)
+    up = np.append(np.where(accepted, np.arange(none), np.where(parent >= 0, parent, none)), none)
+    for _ in range(none.bit_length()):
+        up = up[up]
+    return np.where(up < none, up, -1).astype(np.int32)
 
 
 def end_of(ts_ns: Int64, dur_ns: Int64) -> Int64:

@@ -18,6 +18,7 @@ from chakra_capture.merge.rows import (
     DEVICE_KINDS,
     Tracks,
     by_number,
+    climb,
     device_kinds,
     distinct_pairs,
     find_tracks,
@@ -71,6 +72,20 @@ class Columns:
     def track(self) -> Positions:
         """Number of the (pid, tid) of each row."""
         return self.tracks.number
+
+    def unlinked(self, rows: Int64) -> "Columns":
+        """The given rows in that order, without what linking found."""
+        return Columns(
+            host=self.host,
+            device=self.device,
+            device_row=self.device_row[rows],
+            host_node=self.host_node[rows],
+            kind=self.kind[rows],
+            name=Coded(self.name.codes[rows], self.name.values),
+            ts_ns=self.ts_ns[rows],
+            dur_ns=self.dur_ns[rows],
+            tracks=self.tracks.take(rows),
+        )
 
     def integers(self, column: str, part: Part = _ALL) -> Int64:
         """An integer column of the table nodes that no link makes, for the given rows."""
@@ -196,17 +211,7 @@ def _thread_ids(host: HostTrace, device: DeviceTrace, device_row: Int64) -> Int6
 def _in_order(columns: Columns, *, host_only: bool) -> Columns:
     """Sort by (pid, tid, ts, -dur), the enclosing kind first on a tie, then in order of opening."""
     order = _order(columns, host_only=host_only)
-    return Columns(
-        host=columns.host,
-        device=columns.device,
-        device_row=columns.device_row[order],
-        host_node=columns.host_node[order],
-        kind=columns.kind[order],
-        name=Coded(columns.name.codes[order], columns.name.values),
-        ts_ns=columns.ts_ns[order],
-        dur_ns=columns.dur_ns[order],
-        tracks=columns.tracks.take(order),
-    )
+    return columns.unlinked(order)
 
 
 def _order(columns: Columns, *, host_only: bool) -> Int64:
@@ -305,14 +310,8 @@ def _device_parents(columns: Columns) -> None:
     activities = np.flatnonzero(columns.launch >= 0)
     step_names = np.array([annotations.parse_step(v) is not None for v in columns.name.values], dtype=bool)
     accepted = columns.is_kind("host_op", "annotation") & ~columns.name.mask_of(step_names)
-    at = columns.parent[columns.launch[activities]]
-    # One level of the call stack per round; every round moves all rows still searching.
-    while True:
-        searching = (at >= 0) & ~accepted[np.maximum(at, 0)]
-        if not searching.any():
-            break
-        at = np.where(searching, columns.parent[np.maximum(at, 0)], at)
-    columns.parent[activities] = at
+    around = columns.parent[columns.launch[activities]]
+    columns.parent[activities] = climb(around, columns.parent, accepted)
 
 
 def step_rows(columns: Columns) -> Int64:
@@ -387,9 +386,7 @@ def collectives(columns: Columns) -> Coded:
 
 def _name_by_caller(columns: Columns, codes: "np.typing.NDArray[np.int32]", kernels: Int64) -> None:
     """Give kernels that do not say their collective that of the innermost op around their launch that does."""
-    at = columns.parent[kernels]
-    while (searching := (at >= 0) & (codes[np.maximum(at, 0)] < 0)).any():
-        at = np.where(searching, columns.parent[np.maximum(at, 0)], at)
+    at = climb(columns.parent[kernels], columns.parent, codes >= 0)
     codes[kernels[at >= 0]] = codes[at[at >= 0]]
 
 

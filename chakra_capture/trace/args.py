@@ -13,12 +13,12 @@ from chakra_capture.trace.dictionary import Numbers
 from chakra_capture.trace.layouts import (
     Block,
     Integers,
+    Plans,
     Span,
     Template,
     by_layout,
     has_digits,
     is_integer,
-    is_plain,
     span,
 )
 
@@ -41,8 +41,6 @@ WIDE_ARGS = (
 TEXT_ARGS = {"input_shapes": "Input Dims", "input_types": "Input type"}
 RESIDUE = "residue"
 _WIDE_END = 10**18
-# Below it, reading one by one is as fast.
-_FEWEST = 8
 
 _Members = dict[str, msgspec.Raw]
 
@@ -84,7 +82,7 @@ class ArgsReader:
     """Reads args as they stand in the file; one object for all parts of it, as it learns their layouts."""
 
     def __init__(self) -> None:
-        self._plans: dict[bytes, _Plan | None] = {b"": _Plan([], [], Integers(b"", []), {})}
+        self._plans = Plans(self._new_plan)
         self._decoder = msgspec.json.Decoder(_Members | None)
         self._encode = msgspec.json.Encoder().encode
 
@@ -107,20 +105,17 @@ class ArgsReader:
         columns = ArgsColumns(len(texts))
         odd = [np.zeros(0, dtype=np.int64)]
         for layout, rows in by_layout(texts):
-            plan = self._plan(layout, texts[int(rows[0])]) if len(rows) >= _FEWEST or not layout else None
+            if not layout:
+                continue
+            plan = self._plans.of(layout, texts[int(rows[0])], len(rows))
             if plan is None:
                 odd.append(rows)
-            elif layout:
+            else:
                 self._read_block(plan, Block([texts[row] for row in rows.tolist()]), rows, columns, numbers)
         self._read_each(np.sort(np.concatenate(odd)), texts, columns, numbers)
         for column in _ZERO_IS_NONE:
             columns.ids[column][columns.ids[column] == 0] = MISSING
         return columns
-
-    def _plan(self, layout: bytes, text: bytes) -> _Plan | None:
-        if layout not in self._plans:
-            self._plans[layout] = self._new_plan(text) if is_plain(layout) else None
-        return self._plans[layout]
 
     def _new_plan(self, text: bytes) -> _Plan | None:
         """What stands where in args laid out as these; None if it cannot be told from their layout."""

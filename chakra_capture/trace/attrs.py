@@ -9,19 +9,17 @@ from chakra_capture.trace.columns import MISSING, Int64, missing, parse_ids
 from chakra_capture.trace.layouts import (
     Block,
     Integers,
+    Plans,
     Span,
     Template,
     by_layout,
     has_digits,
     is_integer,
-    is_plain,
     span,
 )
 
 INT_ATTRS = ("rf_id", "seq_id", "scope", "tid", "fw_tid", "fw_parent")
 _EMPTY_TEXT = b'""'
-# Below it, reading one by one is as fast.
-_FEWEST = 8
 
 
 class _Attr(msgspec.Struct, gc=False):
@@ -60,7 +58,7 @@ class AttrsReader:
         taken: names that the details have for something else; attributes called so are read one by one.
         """
         self._taken = {*taken}
-        self._plans: dict[bytes, _Plan | None] = {}
+        self._plans = Plans(self._new_plan)
         self._decoder = msgspec.json.Decoder(list[_Attr])
 
     def check(self, text: bytes) -> None:
@@ -80,7 +78,7 @@ class AttrsReader:
         columns = AttrsColumns({key: missing(len(texts)) for key in INT_ATTRS}, [b""] * len(texts), {})
         odd: list[int] = []
         for layout, rows in by_layout(texts):
-            plan = self._plan(layout, texts[int(rows[0])]) if len(rows) >= _FEWEST else None
+            plan = self._plans.of(layout, texts[int(rows[0])], len(rows))
             if plan is None:
                 odd += rows.tolist()
                 continue
@@ -96,11 +94,6 @@ class AttrsReader:
         columns.ints["rf_id"][columns.ints["rf_id"] == 0] = MISSING
         columns.ints["seq_id"][columns.ints["seq_id"] < 0] = MISSING
         return columns
-
-    def _plan(self, layout: bytes, text: bytes) -> _Plan | None:
-        if layout not in self._plans:
-            self._plans[layout] = self._new_plan(text) if is_plain(layout) else None
-        return self._plans[layout]
 
     def _new_plan(self, text: bytes) -> _Plan | None:
         """What stands where in attributes laid out as these; None if it cannot be told from their layout."""

@@ -6,7 +6,8 @@ if they are equal once every digit is a 0, so their digits stand at the same pla
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -15,6 +16,10 @@ from chakra_capture.trace.columns import Int64, Positions
 from chakra_capture.trace.dictionary import Numbers
 
 Span = tuple[int, int]
+Plan = TypeVar("Plan")
+
+# Fewer texts of one layout are read one by one as fast.
+_FEWEST = 8
 
 _SAME_DIGITS = bytes.maketrans(b"123456789", b"0" * 9)
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
@@ -30,11 +35,6 @@ def by_layout(texts: Sequence[bytes]) -> Iterator[tuple[bytes, Int64]]:
     ends = np.cumsum(np.bincount(codes, minlength=len(numbers) - 1)).tolist()
     for layout, begin, end in zip(numbers.entries(), [0, *ends], ends, strict=False):
         yield layout, order[begin:end]
-
-
-def is_plain(layout: bytes) -> bool:
-    """Whether the text of a value is what it says: nothing in it is escaped."""
-    return b"\\" not in layout
 
 
 def has_digits(text: bytes) -> bool:
@@ -59,6 +59,23 @@ def span(text: bytes, value: msgspec.Raw) -> Span:
 
 def _address(text: bytes | msgspec.Raw) -> int:
     return int(np.frombuffer(text, dtype=np.uint8).ctypes.data)
+
+
+class Plans(Generic[Plan]):
+    """What was found out about each layout, once, from the first text that has it."""
+
+    def __init__(self, make: Callable[[bytes], Plan | None]) -> None:
+        self._make = make
+        self._known: dict[bytes, Plan | None] = {}
+
+    def of(self, layout: bytes, text: bytes, count: int) -> Plan | None:
+        """The plan for ``count`` texts like ``text``; None where reading one by one is right, or as fast."""
+        if count < _FEWEST:
+            return None
+        if layout not in self._known:
+            # Nothing escaped: the text of a value is what it says.
+            self._known[layout] = None if b"\\" in layout else self._make(text)
+        return self._known[layout]
 
 
 class Integers:
