@@ -43,6 +43,7 @@ def json_load(host: Path, device: Path, out: Path) -> dict[str, Any]:
 
 def merge(host: Path, device: Path, out: Path, *, scanner: str) -> dict[str, Any]:
     """The command as a user runs it, but for the scanner, which it has no flag for."""
+    prepare()
     from chakra_capture.cli import main
     from chakra_capture.merge import rank
     from chakra_capture.trace.reading import ScannerKind
@@ -61,8 +62,16 @@ def merge(host: Path, device: Path, out: Path, *, scanner: str) -> dict[str, Any
     return {}
 
 
+def prepare() -> None:
+    """What the command does first in a process of its own, before it imports numpy and polars."""
+    from chakra_capture.merge.memory import prepare_process
+
+    prepare_process(merges=True)
+
+
 def stages(host: Path, device: Path, out: Path, *, scanner: str) -> dict[str, Any]:
     """A merge with a clock around the functions of each stage; CPU seconds per stage."""
+    prepare()
     clock = StageClock()
     for stage, names in STAGES.items():
         for name in names:
