@@ -4,12 +4,14 @@ A step is one update: one batch, or ``gradient_accumulation_steps`` of them, the
 It runs from the trainer's request for all batches of its group, which come before any is computed with, to
 ``on_step_end``; logging, evaluation, saving and other callbacks' ``on_step_end`` are in no step. (Accelerate's loader
 reads one batch ahead: the request that opens a step is the one for its batches all the same.) Steps are numbered by
-``state.global_step``, which a resume continues.
+``state.global_step``, which a resume continues. Validation is ``Trainer.evaluate`` and ``Trainer.predict``, whoever
+calls them.
 """
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from types import FrameType
 from typing import Any
@@ -28,6 +30,7 @@ logger = logging.getLogger(__name__)
 # What a trainer calls on itself, all through training; releases without _run_epoch have the others.
 _PARTS = ("_run_epoch", "_finalize_training")
 _OLDER_PARTS = ("get_batch_samples", "training_step", "_maybe_log_save_evaluate")
+_VALIDATION = ("evaluate", "predict")
 
 
 class ChakraProfileCallback(TrainerCallback):  # type: ignore[misc]
@@ -73,7 +76,8 @@ class ChakraProfileCallback(TrainerCallback):  # type: ignore[misc]
         if trainer is None:
             logger.warning(
                 "ChakraProfileCallback is not called by a transformers Trainer, so steps begin after their batches "
-                "have arrived, and a training that ends by an exception leaves its window open until the process ends."
+                "have arrived, validation is not told apart, and a training that ends by an exception leaves its "
+                "window open until the process ends."
             )
         else:
             self._follower = _TrainerFollower(trainer, self)
@@ -111,6 +115,17 @@ class ChakraProfileCallback(TrainerCallback):  # type: ignore[misc]
             self._is_open = False
             self._session.abort_step()
 
+    @contextmanager
+    def validation(self) -> Iterator[None]:
+        """Mark what happens inside as validation."""
+        if self._session is not None:
+            self._session.start_validation()
+        try:
+            yield
+        finally:
+            if self._session is not None:
+                self._session.end_validation()
+
     def fail(self, error: BaseException) -> None:
         """Close the session because training raised."""
         self._close(Reason.exception, error)
@@ -144,6 +159,8 @@ class _TrainerFollower:
             if hasattr(trainer, part):
                 self._wrap(trainer, part, self._guarding)
         self._wrap(self._handler, "call_event", self._guarding)
+        for part in _VALIDATION:
+            self._wrap(trainer, part, self._marking)
         # First in line, so that no other callback's work at the end of a step is inside it. In a new list, for the
         # old one is being gone through.
         self._handler.callbacks = [callback, *(other for other in self._before if other is not callback)]
@@ -180,6 +197,14 @@ class _TrainerFollower:
             return batches, num_items
 
         return get_batch_samples
+
+    def _marking(self, part: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(part)
+        def marked(*args: Any, **kwargs: Any) -> Any:
+            with self._callback.validation():
+                return part(*args, **kwargs)
+
+        return marked
 
     def _guarding(self, part: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(part)

@@ -4,13 +4,16 @@ A step is one iteration, or ``gradient_accumulation_steps`` of them, as Ignite's
 unfinished at the end of an epoch goes on in the next one). It runs from the engine's request for the first batch to
 the return of the process function for the last; handlers of ``ITERATION_COMPLETED`` and later events, validation among
 them, are in no step. Steps go on from ``engine.state.iteration`` after a resume.
+
+An engine does not say that a handler of its validates, so ``validation: exclude`` needs
+``handler.attach_validation(evaluator)`` for every engine that does.
 """
 
 import logging
 from collections.abc import Callable
 from typing import Any
 
-from chakra_capture.config import settings_from
+from chakra_capture.config import Validation, settings_from
 from chakra_capture.errors import SettingsError
 from chakra_capture.integrations.frameworks import require
 from chakra_capture.recording.manifest import Reason
@@ -51,6 +54,7 @@ class ChakraProfileHandler:
         self._step: int | None = None
         self._is_open = False
         self._num_batches = 0
+        self._knows_validation = False
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle of a running handler is one that has not started.
@@ -61,6 +65,24 @@ class ChakraProfileHandler:
         if self.settings.enabled and not engine.has_event_handler(self._start, Events.STARTED):
             for event, handler in self._handlers():
                 engine.add_event_handler(event, handler)
+
+    def attach_validation(self, evaluator: Engine) -> None:
+        """Mark the runs of ``evaluator`` as validation, which ``validation: exclude`` leaves out."""
+        self._knows_validation = True
+        if self.settings.enabled and not evaluator.has_event_handler(self._start_validation, Events.STARTED):
+            evaluator.add_event_handler(Events.STARTED, self._start_validation)
+            for event in (Events.TERMINATE, Events.COMPLETED):
+                evaluator.add_event_handler(event, self._end_validation)
+            _place(evaluator, Events.STARTED, self._start_validation, is_first=True)
+
+    def _start_validation(self, evaluator: Engine) -> None:
+        _place(evaluator, Events.COMPLETED, self._end_validation, is_first=False)
+        if self._session is not None:
+            self._session.start_validation()
+
+    def _end_validation(self) -> None:
+        if self._session is not None:
+            self._session.end_validation()
 
     def _handlers(self) -> tuple[tuple[Events, Callable[..., None]], ...]:
         return (
@@ -101,18 +123,20 @@ class ChakraProfileHandler:
         self._is_open = False
         session = Session(self.settings)
         session.open()
-        if session.paths is not None:
-            self._session, self._engine = session, engine
+        if session.paths is None:
+            return
+        self._session, self._engine = session, engine
+        if self.settings.validation is Validation.exclude and not self._knows_validation:
+            logger.warning(
+                "chakra_profile.validation is 'exclude', but no engine is known to validate, so validation inside the "
+                "window stays in the tables. Call handler.attach_validation(evaluator) before training."
+            )
 
     def _go_first(self, engine: Engine) -> None:
-        """Stand before handlers that were attached earlier, so that what they do at the end of a batch is in no step.
-
-        Ignite has no public way to order handlers.
-        """
-        table = getattr(engine, "_event_handlers", {})
+        """Stand before handlers that were attached earlier: what they do at the end of a batch is in no step."""
         for event, handler in self._handlers():
-            if event not in (Events.STARTED, Events.GET_BATCH_STARTED) and event in table:
-                table[event].sort(key=lambda entry, own=handler: entry[0] != own)
+            if event not in (Events.STARTED, Events.GET_BATCH_STARTED):
+                _place(engine, event, handler, is_first=True)
 
     def _request_batch(self, engine: Engine) -> None:
         if not self._is_open:
@@ -176,6 +200,12 @@ class ChakraProfileHandler:
         self._is_open = False
         if session is not None:
             session.close(reason, error)
+
+
+def _place(engine: Engine, event: Events, handler: Callable[..., None], *, is_first: bool) -> None:
+    """Make a handler the first or the last of its event; Ignite has no public way to order them."""
+    entries = getattr(engine, "_event_handlers", {}).get(event, [])
+    entries.sort(key=lambda entry: (entry[0] == handler) != is_first)
 
 
 def _listeners(engine: Engine) -> list[Any]:

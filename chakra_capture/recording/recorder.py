@@ -180,7 +180,6 @@ class Recorder:
         self.record.reason = reason
         if self._open_step is not None and self._open_step not in self.record.steps:
             self.record.partial_step = self._open_step
-        self.end_validation()
         self._close_annotation()
         if self._run.manifest.world_size > 1 and self.record.ended is None:
             # gloo's threads end their annotations a little after the training thread has gone on; the observer writes
@@ -280,6 +279,7 @@ class Recorder:
         self.record.started = ClockAnchor.now()
 
     def _close_annotation(self) -> None:
+        self.end_validation()  # Begun inside the step, it must not outlive it.
         annotation, self._annotation, self._open_step = self._annotation, None, None
         self._has_failed = False
         self._leave(annotation)

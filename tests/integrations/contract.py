@@ -20,7 +20,7 @@ from recording.recorded import check_pair, entries, files, manifest, names, sett
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
-from chakra_capture.annotations import parse_step
+from chakra_capture.annotations import VALIDATION, parse_step
 from chakra_capture.errors import SettingsError
 
 HARD_TO_WRITE = 'a "quoted"\nname\x01'
@@ -171,7 +171,7 @@ class Contract:
     def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         folder = tmp_path_factory.mktemp("recorded")
         bare = cls.job.train(None, WHOLE)
-        adapter = cls.job.adapter(settings(folder, 2, 6, warmup_steps=0, active_steps=1))
+        adapter = cls.job.adapter(settings(folder, 2, 6, validation="exclude"))
         first = cls.job.train(adapter, WHOLE)
         cls.job.train(adapter, WHOLE)
         return Recorded(folder, bare, first)
@@ -204,11 +204,13 @@ class Contract:
         assert recorded.bare.num_steps == 12
         assert same(recorded.bare, recorded.first)
 
-    def test_validation_in_the_window_is_recorded_and_in_no_step(self, recorded: Recorded) -> None:
+    def test_validation_in_the_window_is_marked_and_in_no_step(self, recorded: Recorded) -> None:
         steps = spans(recorded.folder, lambda name: parse_step(name) is not None)
         found = spans(recorded.folder, lambda name: name == "validation")
+        marks = spans(recorded.folder, lambda name: name == VALIDATION)
         assert found
-        assert all(end <= first or start >= last for start, end in found for first, last in steps)
+        assert all(any(first <= start and end <= last for first, last in marks) for start, end in found)
+        assert all(end <= first or start >= last for start, end in marks for first, last in steps)
 
     def test_every_request_for_a_batch_is_in_a_step(self, recorded: Recorded) -> None:
         steps = spans(recorded.folder, lambda name: parse_step(name) is not None)

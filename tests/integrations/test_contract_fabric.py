@@ -42,8 +42,10 @@ class FabricJob:
                         optimizer.zero_grad()
                     step += 1
                 if plan.validates:
+                    session.start_validation()
                     for batch in held_out:
                         validate(network, batch)
+                    session.end_validation()
         return Result.of(bare, step)
 
 

@@ -37,6 +37,7 @@ class IgniteJob:
                 trainer.add_event_handler(event, lambda: evaluator.run(validation_data()))
         if adapter is not None:
             adapter.attach(trainer)
+            adapter.attach_validation(evaluator)
         if plan.resume_at:
             done = {"iteration": plan.resume_at, "max_epochs": plan.epochs, "epoch_length": plan.batches}
             trainer.load_state_dict(done)

@@ -36,8 +36,10 @@ class PlainJob:
                         optimizer.zero_grad()
                     step += 1
                 if plan.validates:
+                    session.start_validation()
                     for batch in validation_data():
                         validate(network, batch)
+                    session.end_validation()
         return Result.of(network, step)
 
 

@@ -6,9 +6,10 @@ from itertools import count
 import pytest
 from ignite.engine import Engine, Events
 from recording.loops import work
-from recording.recorded import check_pair, files, manifest, settings
+from recording.recorded import check_pair, entries, files, manifest, settings
 from torch.profiler import record_function
 
+from chakra_capture.annotations import VALIDATION
 from chakra_capture.errors import SettingsError
 from chakra_capture.integrations.ignite import ChakraProfileHandler
 from integrations.contract import batches, our_warnings
@@ -145,3 +146,56 @@ def test_attached_twice_records_once(tmp_path):
 
     check_pair(tmp_path, [1, 2])
     assert [name for name in files(tmp_path) if "cycle" in name] == []
+
+
+def noted(name):
+    def note():
+        with record_function(name):
+            work()
+
+    return note
+
+
+def test_validation_is_marked_from_the_first_to_the_last_handler_of_its_engine(tmp_path, caplog):
+    handler = ChakraProfileHandler(settings(tmp_path, 1, 3, validation="exclude"))
+    evaluator = Engine(lambda *_: work())
+    evaluator.add_event_handler(Events.STARTED, noted("first"))
+    handler.attach_validation(evaluator)
+    handler.attach_validation(evaluator)
+    evaluator.add_event_handler(Events.COMPLETED, noted("last"))
+    trainer = engine(handler)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: evaluator.run([0]))
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), noted("other work"))
+    trainer.run(range(5))
+
+    check_pair(tmp_path, [1, 2, 3])
+    events = {e["name"]: e for e in entries(tmp_path / "0_kineto/rank-0.json") if "dur" in e}
+    order = ["ProfilerStep#1", VALIDATION, "first", "last", "other work", "ProfilerStep#2"]
+    assert sorted(order, key=lambda name: events[name]["ts"]) == order
+    assert events["last"]["ts"] < events[VALIDATION]["ts"] + events[VALIDATION]["dur"] < events["other work"]["ts"]
+    assert our_warnings(caplog) == []
+
+
+def test_validation_that_fails_and_is_forgiven_is_marked_until_the_next_step(tmp_path):
+    def fail(*_):
+        raise RuntimeError
+
+    def forgive():
+        with pytest.raises(RuntimeError):
+            evaluator.run([0])
+
+    handler, evaluator = ChakraProfileHandler(settings(tmp_path, 1, 3, validation="exclude")), Engine(fail)
+    handler.attach_validation(evaluator)
+    trainer = engine(handler)
+    trainer.add_event_handler(Events.ITERATION_COMPLETED(once=2), forgive)
+    trainer.run(range(5))
+
+    check_pair(tmp_path, [1, 2, 3])
+    events = {e["name"]: e for e in entries(tmp_path / "0_kineto/rank-0.json") if "dur" in e}
+    assert events[VALIDATION]["ts"] + events[VALIDATION]["dur"] <= events["ProfilerStep#2"]["ts"]
+
+
+def test_validation_that_is_to_be_excluded_without_an_engine_that_validates_is_said(tmp_path, caplog):
+    engine(ChakraProfileHandler(settings(tmp_path, 1, 2, validation="exclude"))).run(range(4))
+
+    assert ["Call handler.attach_validation(evaluator)" in said for said in our_warnings(caplog)] == [True]

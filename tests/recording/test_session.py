@@ -12,7 +12,7 @@ import torch
 from torch.profiler import record_function
 
 from chakra_capture import ChakraProfileConfig, capture
-from chakra_capture.annotations import parse_step
+from chakra_capture.annotations import VALIDATION, parse_step
 from chakra_capture.errors import RecordingError, SettingsError
 from chakra_capture.recording.rank import RankInfo
 from recording.loops import micro_batches, train, work
@@ -253,6 +253,25 @@ def test_names_that_users_give_cannot_break_the_files(tmp_path, name, in_host, i
     assert in_device in {entry["name"] for entry in entries(tmp_path / "0_kineto/rank-0.json")}
     num_unsafe = (in_host != name) + ('"' in name)
     assert manifest(tmp_path)["windows"][0]["repaired_names"] == num_unsafe
+
+
+def test_validation_that_is_begun_inside_a_step_and_not_ended_ends_with_it(tmp_path):
+    with capture(settings(tmp_path, 1, 2, validation="exclude")) as session:
+        for step in range(4):
+            with session.step(step):
+                session.start_validation()
+                work()
+
+    check_pair(tmp_path, [1, 2])
+    events = entries(tmp_path / "0_kineto/rank-0.json")
+    ends = {
+        name: [e["ts"] + e["dur"] for e in events if str(e["name"]).startswith(name)]
+        for name in ("ProfilerStep#", VALIDATION)
+    }
+    assert len(ends[VALIDATION]) == 2
+    assert all(
+        inner <= outer for inner, outer in zip(*map(sorted, (ends[VALIDATION], ends["ProfilerStep#"])), strict=True)
+    )
 
 
 def test_phase_outside_the_window_records_nothing(tmp_path):

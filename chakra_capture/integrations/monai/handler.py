@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ignite.engine import Engine
+
 from chakra_capture.integrations import ignite
 
 
@@ -17,6 +19,14 @@ class ChakraProfileHandler(ignite.ChakraProfileHandler):
 
     def __init__(self, settings: object) -> None:
         super().__init__(settings)
+
+    def _start(self, engine: Any) -> None:
+        for entry in [entry for entries in getattr(engine, "_event_handlers", {}).values() for entry in entries]:
+            # What is to run every so often is wrapped by Ignite.
+            handler = getattr(entry[0], "_parent", lambda own=entry[0]: own)()
+            if isinstance(evaluator := getattr(handler, "validator", None), Engine):
+                self.attach_validation(evaluator)
+        super()._start(engine)
 
     def _num_steps_before(self, engine: Any, iterations: int) -> int:
         size, length = _group_size(engine), engine.state.epoch_length
