@@ -6,11 +6,12 @@ A job trains a small network with real trainers of the framework. Every training
 
 import copy
 import logging
+import os
 import pickle
 import random
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ class Plan:
     resume_at: int = 0  # the step at which an earlier training was saved
     fail_at: int | None = None  # number of a batch
     error: BaseException | None = None
+    terminate_at: int | None = None  # SIGTERM comes in this batch
 
 
 @dataclass
@@ -56,6 +58,8 @@ class Batches:
             if number == self.plan.fail_at:
                 assert self.plan.error is not None
                 raise self.plan.error
+            if number == self.plan.terminate_at:
+                os.kill(os.getpid(), signal.SIGTERM)
             with record_function(HARD_TO_WRITE):
                 return network(inputs).sum()
 
@@ -165,6 +169,7 @@ class Contract:
     """The scenarios; a subclass names its ``job``."""
 
     job: Job
+    error_of_sigterm: type[BaseException] | None = None  # what the framework itself ends a training with
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -251,6 +256,23 @@ class Contract:
         check_pair(tmp_path, [1, 2, 3])
         assert manifest(tmp_path)["detail"] == "KeyboardInterrupt"
         assert manifest(tmp_path)["windows"][0]["partial_step"] == 3
+
+    def test_sigterm_ends_the_recording_and_goes_on_to_whoever_handles_it(self, tmp_path: Path, short: Result) -> None:
+        adapter, plan, found = self.job.adapter(settings(tmp_path, 1, 4)), replace(SHORT, terminate_at=3), []
+        before = signal.signal(signal.SIGTERM, lambda *_: found.append(files(tmp_path)))
+        try:
+            if self.error_of_sigterm is None:
+                assert same(short, self.job.train(adapter, plan))
+            else:
+                with pytest.raises(self.error_of_sigterm):
+                    self.job.train(adapter, plan)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+        assert [names[:2] for names in found] == [["0_chakra/rank-0.json", "0_kineto/rank-0.json"]]
+        check_pair(tmp_path, [1, 2, 3])
+        said = manifest(tmp_path)
+        assert (said["reason"], said["windows"][0]["partial_step"]) == ("SIGTERM", 3)
 
     def test_training_that_ends_in_the_window(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         self.job.train(self.job.adapter(settings(tmp_path, 4, 20)), SHORT)

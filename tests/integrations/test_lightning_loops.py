@@ -144,14 +144,6 @@ class Terminated(pl.Callback):
             self.session.end_step(batch_idx)
 
 
-@pytest.fixture
-def own_handler():
-    calls = []
-    before = signal.signal(signal.SIGTERM, lambda *_: calls.append(1))
-    yield calls
-    signal.signal(signal.SIGTERM, before)
-
-
 def check_terminated(trace_dir, fitted) -> None:
     check_pair(trace_dir, [1, 2, 3])
     said = manifest(trace_dir)
@@ -160,15 +152,6 @@ def check_terminated(trace_dir, fitted) -> None:
     # Lightning's handler has run too: the batch at hand was finished, the fit then left.
     assert fitted.received_sigterm
     assert fitted.global_step == 4
-
-
-def test_sigterm_in_a_fit_finishes_the_recording_and_then_lightning_ends_the_fit(tmp_path, own_handler):
-    fitted = trainer(ChakraProfileCallback(settings(tmp_path, 1, 9)), Terminated(3))
-    with pytest.raises(pl.utilities.exceptions.SIGTERMException):
-        fitted.fit(Model(), loader())
-
-    check_terminated(tmp_path, fitted)
-    assert len(own_handler) == 1
 
 
 def test_sigterm_in_a_fit_with_nobody_elses_handler_ends_the_fit_and_not_the_process(tmp_path):
