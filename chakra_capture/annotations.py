@@ -5,6 +5,9 @@ import re
 STEP_PREFIX = "ProfilerStep#"
 VALIDATION = "## chakra_capture:validation ##"
 PROCESS_GROUP_INIT = "## process_group:init ##"
+# The observer's own root nodes.
+PROCESS_ROOT = "[pytorch|profiler|execution_trace|process]"
+THREAD_ROOT = "[pytorch|profiler|execution_trace|thread]"
 
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})")
 # The observer writes names without JSON escapes, and Kineto does not escape a double quote: either

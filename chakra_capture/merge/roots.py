@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from chakra_capture.annotations import PROCESS_ROOT, THREAD_ROOT
 from chakra_capture.merge.rows import by_number
 from chakra_capture.trace.columns import MISSING, Coded, Int64
-from chakra_capture.trace.host import PROCESS_NAME, THREAD_NAME, USER_SCOPE, AddedRoots, HostTrace
+from chakra_capture.trace.host import USER_SCOPE, AddedRoots, HostTrace
 from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.packed import Packed, pack
 
@@ -89,7 +90,7 @@ def _appended(host: HostTrace, roots: list[_Root], parent: Int64) -> HostTrace:
         host,
         node_id=ints(host.node_id, [root.node_id for root in roots]),
         parent=ints(parent, [root.parent for root in roots]),
-        name=_with_texts(host.name, [PROCESS_NAME if root.parent == MISSING else THREAD_NAME for root in roots]),
+        name=_with_texts(host.name, [PROCESS_ROOT if root.parent == MISSING else THREAD_ROOT for root in roots]),
         attrs={key: ints(column, of_root.get(key, none)) for key, column in host.attrs.items()},
         input_shapes=_with_texts(host.input_shapes, no_texts),
         input_types=_with_texts(host.input_types, no_texts),

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import mmap
 import os
 import re
 import secrets
@@ -18,12 +17,6 @@ _TAIL_BYTES = 64 * 1024
 _HOST_TAIL = re.compile(rb'\]\s*,\s*"finish_ts"\s*:\s*\d+\s*\}\s*$')
 _DEVICE_TAIL = re.compile(rb'\]\s*,\s*"traceName"\s*:\s*".*"\s*\}\s*$', re.DOTALL)
 _PROBE = b"\0"
-# Where torch 2.13 writes the names that users give to annotations. The observer escapes nothing in them; Kineto
-# replaces backslashes and drops control characters, but leaves double quotes.
-_HOST_NAME = re.compile(rb'\n        "id": \d+, "name": "(.*?)", "ctrl_deps": \d+,\n        "inputs": ', re.DOTALL)
-_DEVICE_NAME = re.compile(rb'\n    "name": "([^\n]*)",\n')
-_UNSAFE_IN_HOST_NAME = re.compile(rb'["\\\x00-\x1f]')
-_UNSAFE_IN_DEVICE_NAME = re.compile(rb'"')
 
 
 def make_folder(path: Path) -> None:
@@ -107,28 +100,6 @@ def is_whole_host_trace(path: Path) -> bool:
 def is_whole_device_trace(path: Path) -> bool:
     """Say whether Kineto has written its end mark."""
     return path.is_file() and _DEVICE_TAIL.search(_tail(path)) is not None
-
-
-def repair_host_names(path: Path) -> int:
-    """Make annotation names of a host trace valid JSON, and return how many were not."""
-    return _repair_names(path, _HOST_NAME, _UNSAFE_IN_HOST_NAME)
-
-
-def repair_device_names(path: Path) -> int:
-    """Make annotation names of a device trace valid JSON, and return how many were not."""
-    return _repair_names(path, _DEVICE_NAME, _UNSAFE_IN_DEVICE_NAME)
-
-
-def _repair_names(path: Path, names: re.Pattern[bytes], unsafe: re.Pattern[bytes]) -> int:
-    # In place, for a replaced character keeps the length: nothing is read into memory, and seldom anything written.
-    repaired = 0
-    with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as content:
-        for match in names.finditer(content):
-            name, count = unsafe.subn(b"_", match[1])
-            if count:
-                content[match.start(1) : match.end(1)] = name
-                repaired += 1
-    return repaired
 
 
 def rename_in_trace(path: Path, final: Path) -> None:

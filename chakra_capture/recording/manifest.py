@@ -61,6 +61,7 @@ class CycleRecord:
     host_bytes: int | None = None
     device_bytes: int | None = None
     repaired_names: int = 0
+    repaired_parents: int = 0
     slept_ns: int = 0
     memory_snapshot: str | None = None
     resources: str | None = None

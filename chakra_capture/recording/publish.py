@@ -1,10 +1,11 @@
 """Turns a working file of a recorded cycle into a published trace, or says why it cannot be one."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from chakra_capture.recording import files
+from chakra_capture.recording.repair import Repairs, repair_device_trace, repair_host_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,20 +14,20 @@ class Published:
 
     path: Path | None = None
     size: int | None = None
-    repaired_names: int = 0
+    repairs: Repairs = field(default_factory=Repairs)
     problem: str | None = None
 
 
 def publish_host(part: Path, final: Path, *, compress: bool) -> Published:
     """Check, repair and publish a host trace."""
-    return _publish(part, final, files.is_whole_host_trace, lambda: files.repair_host_names(part), compress)
+    return _publish(part, final, files.is_whole_host_trace, lambda: repair_host_trace(part), compress)
 
 
 def publish_device(part: Path, final: Path, *, compress: bool) -> Published:
     """Check, repair and publish a device trace."""
 
-    def finish() -> int:
-        repaired = files.repair_device_names(part)
+    def finish() -> Repairs:
+        repaired = repair_device_trace(part)
         files.rename_in_trace(part, final)
         return repaired
 
@@ -34,7 +35,7 @@ def publish_device(part: Path, final: Path, *, compress: bool) -> Published:
 
 
 def _publish(
-    part: Path, final: Path, is_whole: Callable[[Path], bool], finish: Callable[[], int], compress: bool
+    part: Path, final: Path, is_whole: Callable[[Path], bool], finish: Callable[[], Repairs], compress: bool
 ) -> Published:
     target = final.with_name(final.name + ".gz") if compress else final
     if not part.exists():

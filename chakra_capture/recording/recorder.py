@@ -344,7 +344,8 @@ class Recorder:
         return str(path.relative_to(self._run.paths.trace_dir))
 
     def _note(self, done: Published) -> None:
-        self.record.repaired_names += done.repaired_names
+        self.record.repaired_names += done.repairs.names
+        self.record.repaired_parents += done.repairs.parents
         if done.problem is not None and done.problem not in self._problems:
             self._problems.append(done.problem)
 

@@ -20,10 +20,6 @@ from chakra_capture.trace.spill import Spill
 USER_SCOPE = 7
 """``scope`` of an annotation (torch RecordScope::USER_SCOPE)."""
 
-PROCESS_NAME = "[pytorch|profiler|execution_trace|process]"
-THREAD_NAME = "[pytorch|profiler|execution_trace|thread]"
-"""Names of the observer's own root nodes."""
-
 _KNOWN_SCHEMAS = ("1.0.1", "1.0.2", "1.0.3", "1.0.4", "1.1.0", "1.1.1")
 _PROCESS = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|process\]")
 _THREAD = re.compile(r"\[pytorch\|profiler\|execution_(?:graph|trace)\|thread\]")
