@@ -13,22 +13,29 @@ from chakra_capture.trace.columns import MISSING, Bool, Int64, Positions
 from chakra_capture.trace.schema import EDGE_KINDS, EDGES, SIDES
 
 _LARGEST_OFFSET_NS = 1_000_000_000
+_SIDE, _KIND = pl.Enum(SIDES), pl.Enum(EDGE_KINDS)
 
 
 @dataclass(frozen=True, slots=True)
 class Edges:
-    """Edges of one window (row numbers), and what was left out.
+    """Edges of one window, and what was left out.
 
     Attributes:
+        rows: ``src``, ``src_at``, ``dst``, ``dst_at``, ``kind`` as in the table, ends as row numbers.
         clock_offset_ns: added to device times so that no activity starts before its launch call does.
         num_backward: edges per kind that pointed back in time even so, or joined moments that may be one; left out.
         num_unresolved: waits and hand-overs, by name, of which the trace does not show the other side.
     """
 
-    table: pl.DataFrame
+    rows: pl.DataFrame
     clock_offset_ns: int
     num_backward: dict[str, int]
     num_unresolved: dict[str, int]
+
+    def table(self, window: int, first: int) -> pl.LazyFrame:
+        """The table edges of ``window``, whose first row has the node_id ``first``."""
+        numbers = (pl.col(column).cast(pl.Int64) + first for column in ("src", "dst"))
+        return self.rows.lazy().with_columns(*numbers, window=pl.lit(window, dtype=pl.Int32)).select(*EDGES.schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,16 +212,9 @@ def _streams(columns: Columns, rows: Int64) -> Int64:
 
 
 def _frame(part: _Part, keep: Bool) -> pl.DataFrame:
-    size = int(np.count_nonzero(keep))
-    schema = EDGES.schema
-    return pl.DataFrame(
-        {
-            "window": pl.repeat(0, size, dtype=pl.Int32, eager=True),
-            "src": pl.Series(part.src[keep], dtype=pl.Int64),
-            "src_at": pl.repeat(part.src_at, size, dtype=pl.Enum(SIDES), eager=True),
-            "dst": pl.Series(part.dst[keep], dtype=pl.Int64),
-            "dst_at": pl.repeat(part.dst_at, size, dtype=pl.Enum(SIDES), eager=True),
-            "kind": pl.repeat(part.kind, size, dtype=pl.Enum(EDGE_KINDS), eager=True),
-        },
-        schema=schema,
+    src, dst = (pl.Series(rows[keep].astype(np.int32, copy=False)) for rows in (part.src, part.dst))
+    return pl.DataFrame({"src": src, "dst": dst}).with_columns(
+        src_at=pl.lit(part.src_at, dtype=_SIDE),
+        dst_at=pl.lit(part.dst_at, dtype=_SIDE),
+        kind=pl.lit(part.kind, dtype=_KIND),
     )

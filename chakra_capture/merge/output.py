@@ -16,12 +16,12 @@ from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
 from chakra_capture.merge.tables import Columns, collectives
-from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, Sparse, missing, null_last, pick
-from chakra_capture.trace.packed import Texts, pack, texts
+from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, null_last, pick
+from chakra_capture.trace.packed import Texts, texts
 from chakra_capture.trace.schema import KINDS, NODES
 
 # Rows that are put together, and written as one row group, at a time.
-_FEWEST_ROWS, _MOST_ROWS, _BLOCKS = 1 << 14, 1 << 16, 1 << 6
+_FEWEST_ROWS, _MOST_ROWS, _BLOCKS = 1 << 13, 1 << 16, 1 << 6
 
 
 _KINDS = pl.Series(KINDS, dtype=pl.Enum(KINDS))
@@ -137,8 +137,7 @@ class _Args:
             categories = [str(msgspec.json.encode(value), "utf-8", "replace") for value in device.category.values]
             self._head = Texts.of([*(f'{{"cat":{text}' for text in [*categories, "null"]), "{"])
             self._residue = Texts.of(f",{_members(text)}" for text in device.residue.values)
-            wide = {key: column for key, column in device.wide.items() if len(column.rows)}
-            self._wide = {Texts.of([f',"{key}":']): pack(_spread(each, device.num_rows)) for key, each in wide.items()}
+            self._wide = {key: Texts.of([f',"{key}":']) for key, column in device.wide.items() if len(column.rows)}
         self._host: list[Coded] = []
         if host is not None:
             begin, middle, end = host.frames
@@ -160,7 +159,7 @@ class _Args:
             category = np.where(category >= 0, category, last - 1)
             pieces.append(TextPiece(np.where(row >= 0, category, last), self._head))
             pieces.append(TextPiece(pick(columns.device.residue.codes, row, -1), self._residue))
-            pieces += [NumberPiece(before, values.pick(row)) for before, values in self._wide.items()]
+            pieces += [NumberPiece(before, columns.wide(key, part)) for key, before in self._wide.items()]
         if self._host:
             both = (row >= 0) & (node >= 0)
             pieces.append(TextPiece(np.where(both, 0, -1), self._comma))
@@ -176,12 +175,6 @@ def _members(args: str) -> str:
         if keys & _MADE:
             return f'"args":{args}'
     return args[1:-1]
-
-
-def _spread(column: Sparse, size: int) -> Int64:
-    values = missing(size)
-    values[column.rows] = column.values
-    return values
 
 
 @contextmanager

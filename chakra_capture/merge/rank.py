@@ -76,7 +76,7 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
         PairingError: two files are not of one process, rank and run, and ``force`` is off.
     """
     columns: list[Columns] = []
-    edges, steps = [pl.DataFrame(schema=EDGES.schema)], [pl.DataFrame(schema=STEPS.schema)]
+    edges, steps = [pl.LazyFrame(schema=EDGES.schema)], [pl.DataFrame(schema=STEPS.schema)]
     entries = []
     num_nodes = 0
     for window, files in enumerate(windows):
@@ -85,12 +85,13 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
         lost = device is not None and device["tail_lost"]
         steps.append(steps_table(merged.columns, window, num_nodes, cut_steps=files.cut_steps, device_tail_lost=lost))
         columns.append(merged.columns)
-        edges.append(_shift(merged.edges.table, window, num_nodes))
+        edges.append(merged.edges.table(window, num_nodes))
         entries.append({"window": window, **merged.entry})
         num_nodes += len(columns[-1])
         del merged
+        give_back()
     with rank_folder(out):
-        write_table(out / layout.EDGES_FILE, pl.concat(edges).lazy())
+        write_table(out / layout.EDGES_FILE, pl.concat(edges))
         edges.clear()  # the nodes need the memory
         give_back()
         write_table(out / layout.STEPS_FILE, pl.concat(steps).lazy())
@@ -133,6 +134,7 @@ def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOption
         faults = check_rank(device, rank, force=options.force)
     columns, num_excluded = without_validation(link_rows(host, device, link))
     device = columns.device  # the times are in the columns now
+    give_back()
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
     entry["num_rows_of_validation_left_out"] = num_excluded
@@ -151,12 +153,6 @@ def _check_salvage(host: HostTrace | None, device: DeviceTrace | None, options: 
             raise TraceFileError(
                 f"{trace.path} is damaged: {'; '.join(trace.salvage.notes)}. Leave --strict out to merge what is whole."
             )
-
-
-def _shift(edges: pl.DataFrame, window: int, first: int) -> pl.DataFrame:
-    return edges.with_columns(
-        pl.lit(window, dtype=pl.Int32).alias("window"), pl.col("src") + first, pl.col("dst") + first
-    )
 
 
 def _entry(
@@ -182,7 +178,7 @@ def _entry(
             *_table_notes(columns, about_device),
         ],
         "rows": {kind: n for kind, n in zip(KINDS, np.bincount(columns.kind).tolist(), strict=False) if n},
-        "edges": {str(kind): n for kind, n in edges.table["kind"].value_counts().sort("kind").iter_rows()},
+        "edges": {str(kind): n for kind, n in edges.rows["kind"].value_counts().sort("kind").iter_rows()},
         "edges_backward_left_out": edges.num_backward,
         "waits_unresolved": dict(sorted(edges.num_unresolved.items())),
         "clock_offset_ns": edges.clock_offset_ns,
