@@ -39,6 +39,11 @@ def part_path(final: Path) -> Path:
     return final.with_name(final.name + PART_SUFFIX)
 
 
+def kineto_draft_path(part: Path) -> Path:
+    """Path that Kineto writes to, beside the one it is given, and renames (torch 2.13)."""
+    return part.with_name(part.name + ".tmp")
+
+
 def resources_path(host_trace: Path) -> Path:
     """Folder that the observer puts beside a host trace for its extra resources."""
     return host_trace.with_name(host_trace.name.removesuffix(".json") + "_resources")

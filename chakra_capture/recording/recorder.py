@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from chakra_capture.annotations import VALIDATION, step_name
 from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.errors import RecordingError
-from chakra_capture.layout import part_path
+from chakra_capture.layout import kineto_draft_path, part_path
 from chakra_capture.recording import files, registry
 from chakra_capture.recording.device_profiler import DeviceProfiler, refuse_other_profilers
 from chakra_capture.recording.manifest import ClockAnchor, CycleRecord, Manifest, ProfilerOptions, Reason
@@ -197,12 +197,25 @@ class Recorder:
         self._is_running = False
         if loss is None and not self._run.disk.is_lost:
             self._has_device_trace = True
-            self._profiler.export(part_path(self._device_final))
+            self._export(self._profiler)
         elif loss is None:
             self._profiler.drop()
         else:
             self._problems.append(f"{self._device_final} is lost: {loss}")
             self._discard(part_path(self._device_final))
+
+    def _export(self, profiler: DeviceProfiler) -> None:
+        """Write the device trace; Kineto would follow a symbolic link in place of its draft, so that is reserved."""
+        part = part_path(self._device_final)
+        try:
+            self._run.disk.do(partial(files.reserve, kineto_draft_path(part)))
+        except RecordingError as fault:
+            self._problems.append(f"{self._device_final} is lost: {fault}")
+            self._has_device_trace = False
+            profiler.drop()
+            self._discard(part)
+            return
+        profiler.export(part)
 
     def _check_disk(self, observer: HostObserver) -> None:
         """Look whether torch may be let write; if not, it writes nowhere."""
@@ -333,8 +346,7 @@ class Recorder:
         if done.path is not None:
             record.device_trace, record.device_bytes = self._relative(done.path), done.size
         else:
-            # Kineto writes beside the name it was given first, and leaves that where the disk is full.
-            self._discard(part.with_name(part.name + ".tmp"))
+            self._discard(kineto_draft_path(part))  # which it leaves where the disk is full
 
     def _in_time(self, part: Path, action: Callable[[], Published]) -> Published:
         size = self._run.disk.do(lambda: files.size_of(part))

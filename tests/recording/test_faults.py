@@ -88,16 +88,32 @@ def test_name_that_another_process_is_writing_is_left_alone(tmp_path, errors):
     assert (said["complete"], said["reason"], len(said["faults"])) == (False, "fault", 1)
 
 
-def test_symlink_at_the_target_is_not_followed(tmp_path, errors):
+@pytest.mark.parametrize(
+    ("name", "is_lost"),
+    [
+        ("0_chakra/rank-0.json.part", True),
+        ("0_kineto/rank-0.json.part", True),
+        ("0_kineto/rank-0.json.part.tmp", True),  # Kineto's own
+        ("0_chakra/rank-0.json", False),
+        ("0_kineto/rank-0.json", False),
+        ("0_run/rank-0.json", False),
+    ],
+)
+def test_symlink_at_the_target_is_not_followed(tmp_path, errors, name, is_lost):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     with capture(settings(tmp_path / "t", 1, 2)) as session:
-        (tmp_path / "t/0_chakra").mkdir()
-        (tmp_path / "t/0_chakra/rank-0.json.part").symlink_to(victim)
+        (tmp_path / "t" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "t" / name).symlink_to(victim)
         train(session, 4)
 
-    assert len(errors()) == 1
     assert victim.read_text() == "precious"
+    assert len(errors()) == is_lost
+    assert manifest(tmp_path / "t")["complete"] is not is_lost
+    if is_lost:
+        assert name in errors()[0]
+    else:  # A name that is ours is taken, not written through.
+        assert not (tmp_path / "t" / name).is_symlink()
 
 
 def test_observer_of_somebody_else_is_refused_and_its_file_stays_whole(tmp_path, errors):

@@ -17,7 +17,7 @@ from chakra_capture.recording import agreement, registry
 from chakra_capture.recording.agreement import agree
 from chakra_capture.recording.launch import launch_id, own_run_id
 from chakra_capture.recording.rank import RankInfo
-from chakra_capture.recording.run import job_name, open_run
+from chakra_capture.recording.run import job_name
 from recording.loops import train
 from recording.recorded import files, manifest, read, settings, steps
 
@@ -132,13 +132,24 @@ def test_ranks_without_a_process_group_share_the_launchers_id(tmp_path, monkeypa
     assert files(tmp_path / "0.1_chakra") == ["rank-0.json", "rank-1.json"]
 
 
-def test_restart_of_the_launcher_is_another_run(tmp_path):
-    first = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0"}
-    again = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "1"}
-    chosen = settings(tmp_path, 1, 1)
-    jobs = [open_run(chosen, RankInfo(rank, 2), environ).paths.job for environ in (first, again) for rank in (0, 1)]
+@pytest.mark.parametrize(
+    ("job", "count"),
+    [("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"), ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")],
+)
+def test_restart_and_requeue_leave_both_runs_whole(tmp_path, monkeypatch, job, count):
+    monkeypatch.setenv(job, "job")
+    monkeypatch.setenv("SLURM_STEP_ID", "0")
+    for number in ("0", "1"):
+        monkeypatch.setenv(count, number)
+        for rank in (0, 1):
+            record(settings(tmp_path, 1, 1), rank=RankInfo(rank, 2))
 
-    assert jobs == ["job", "job", "job.1", "job.1"]
+    for name in ("job", "job.1"):
+        traces = [tmp_path / f"{name}_{kind}/rank-{rank}.json" for kind in ("chakra", "kineto") for rank in (0, 1)]
+        assert [steps(trace) for trace in traces] == [[1]] * 4
+        ids = {manifest(tmp_path, rank, name)["run_id"] for rank in (0, 1)}
+        assert ids == {read(tmp_path / f"{name}_run/run.json")["run_id"]}
+        assert all(manifest(tmp_path, rank, name)["complete"] for rank in (0, 1))
 
 
 def test_second_start_is_told_apart_where_a_rank_recorded_nothing_the_first_time(tmp_path, monkeypatch):
