@@ -1,12 +1,13 @@
 """What ran on a stream, or was launched by a thread, in the order of the launches."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from chakra_capture.merge.rows import ACTIVITY_KINDS, by_number, group_numbers
 from chakra_capture.merge.tables import Columns
-from chakra_capture.trace.columns import MISSING, Int64
+from chakra_capture.trace.columns import MISSING, Int64, pick
 
 
 class Launches:
@@ -28,9 +29,11 @@ class Launches:
         }
         self._by_thread = {int(thread[mine[0]]): _Queue(launched[mine], rows[mine]) for mine in by_number(at, thread)}
 
-    def streams(self, device: int) -> list[tuple[int, int]]:
-        """Streams of a device; of all devices where the record does not name one."""
-        return [key for key in self._by_stream if device in (MISSING, key[0])]
+    def last_of_streams(self, device: int, times: Int64) -> Iterator[Int64]:
+        """Of each stream the last activity launched before each time, -1 for none; ``MISSING`` for all devices."""
+        for key, queue in self._by_stream.items():
+            if device in (MISSING, key[0]):
+                yield pick(queue.rows, np.searchsorted(queue.launched_ns, times, side="left") - 1, -1)
 
     def last_before(self, device: int, stream: int, time: int) -> int | None:
         """Last activity launched on a stream before ``time``."""

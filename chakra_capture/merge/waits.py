@@ -63,7 +63,7 @@ def find_waits(columns: Columns) -> Waits:
         return waits
     launches = Launches(columns)
     explained = _from_records(columns, launches, recorded, calls, waits) if len(recorded) else set()
-    events = []
+    events, device_wide = list[int](), list[int]()
     # A call of the driver within one of the runtime is the same wait.
     around = columns.parent[waiting]
     nested = (around >= 0) & (columns.kind[around] == CODE["runtime"]) & columns.name.accepted(around, _is_wait)
@@ -71,14 +71,17 @@ def find_waits(columns: Columns) -> Waits:
         if call in explained:
             continue
         kind = _waits_for(columns.name[call] or "")
-        if kind != "event":
-            _from_call(columns, launches, call, kind, waits)
+        if kind == "device":
+            device_wide.append(call)
+        elif kind == "stream":
+            _from_stream_call(columns, launches, call, waits)
         elif len(recorded):
             waits.leave_out(columns.name[call])
         else:
             events.append(call)
     if events:
         _from_event_calls(columns, events, waits)
+    _from_device_wide(columns, launches, MISSING, device_wide, waits)
     return waits
 
 
@@ -101,14 +104,27 @@ def _from_records(columns: Columns, launches: Launches, recorded: Int64, calls: 
     by_correlation = dict(zip(correlation[::-1].tolist(), calls[::-1].tolist(), strict=True))
     by_correlation.pop(MISSING, None)
     explained = set()
+    device_wide: dict[int, list[int]] = {}
     for record in records:
         call = by_correlation.get(record.correlation)
         if call is None:
             waits.leave_out(record.name)
         else:
             explained.add(call)
+            if record.name == "Context Sync":
+                device_wide.setdefault(record.device, []).append(call)
             _from_record(columns, launches, record, call, by_correlation.get(record.event_record), waits)
+    for device, waiting in device_wide.items():
+        _from_device_wide(columns, launches, device, waiting, waits)
     return explained
+
+
+def _from_device_wide(columns: Columns, launches: Launches, device: int, calls: list[int], waits: Waits) -> None:
+    """Waits of calls for all streams of a device, or of every device (``MISSING``)."""
+    waiting = np.array(calls, dtype=np.int64)
+    for sources in launches.last_of_streams(device, columns.ts_ns[waiting]):
+        known = sources >= 0
+        waits.sync.extend(zip(sources[known].tolist(), waiting[known].tolist(), strict=True))
 
 
 def _records(columns: Columns, rows: Int64) -> list[_Record]:
@@ -122,12 +138,9 @@ def _records(columns: Columns, rows: Int64) -> list[_Record]:
 def _from_record(
     columns: Columns, launches: Launches, record: _Record, call: int, event: int | None, waits: Waits
 ) -> None:
-    """Waits of one record; ``call`` waits, ``event`` is the call that recorded the event it waits for."""
+    """Waits of one record for a stream; ``call`` waits, ``event`` is the call that recorded its event."""
     device, begun = record.device, int(columns.ts_ns[call])
-    if record.name == "Context Sync":
-        for on_device, stream in launches.streams(device):
-            _add(waits.sync, launches.last_before(on_device, stream, begun), call)
-    elif record.name == "Stream Sync":
+    if record.name == "Stream Sync":
         _add(waits.sync, launches.last_before(device, record.stream, begun), call)
     elif record.name in ("Event Sync", "Stream Wait Event"):
         if event is None or record.wait_on_stream is None:
@@ -155,14 +168,9 @@ def _is_wait(name: str) -> bool:
     return _waits_for(name) is not None
 
 
-def _from_call(columns: Columns, launches: Launches, call: int, kind: str | None, waits: Waits) -> None:
-    """Waits of a synchronising call that has no record: the call does not say which stream it waits for."""
-    begun = int(columns.ts_ns[call])
-    if kind == "device":
-        for device, stream in launches.streams(MISSING):
-            _add(waits.sync, launches.last_before(device, stream, begun), call)
-        return
-    source = launches.last_of_thread(call, begun)
+def _from_stream_call(columns: Columns, launches: Launches, call: int, waits: Waits) -> None:
+    """Wait of a call that has no record: it does not say which stream it waits for."""
+    source = launches.last_of_thread(call, int(columns.ts_ns[call]))
     if source is None:
         waits.leave_out(columns.name[call])
     _add(waits.sync, source, call)

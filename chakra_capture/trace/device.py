@@ -21,6 +21,9 @@ _PROFILER_SPAN = "Trace"
 
 LARGEST_RANK = 2**31 - 1
 
+# Longer than any recording, and short enough for sums over many rows to stay in 64 bits.
+_LONGEST_NS = 2**53
+
 
 class _DistributedInfo(msgspec.Struct):
     rank: int | None = None
@@ -34,7 +37,7 @@ class DeviceTrace:
 
     Attributes:
         ts_ns: start, ns since the Unix epoch.
-        dur_ns: as read; ``MISSING`` where absent or negative (negative ones are counted), 0 for an instant.
+        dur_ns: as read; ``MISSING`` where absent, negative (counted) or beyond 104 days, 0 for an instant.
         residue: JSON text of the args that have neither a column nor an entry in ``wide``.
         wide: integer args that differ from row to row, by key.
         categories: events per category in the file, flows and metadata included ("" = none).
@@ -131,9 +134,10 @@ def _trace(path: Path, file: ReadFile, spill: Spill | None) -> DeviceTrace:
     dur_ns = ints["dur_ns"][:]
     dur_ns[texts["phase_type"].mask(("i", "I"))] = 0
     negative = (dur_ns < 0) & (dur_ns != MISSING)
+    dur_ns[dur_ns > _LONGEST_NS] = MISSING
     bad_times = (ts_ns == MISSING) | (dur_ns == MISSING)
     dur_ns[negative] = MISSING
-    for rows, fault in ((negative, "a negative duration"), (bad_times, "no start or duration")):
+    for rows, fault in ((negative, "a negative duration"), (bad_times, "no possible start or duration")):
         _note_times(file.salvage, np.flatnonzero(rows), texts["name"], fault)
     info = _distributed(file.head.get("distributedInfo"))
     return DeviceTrace(

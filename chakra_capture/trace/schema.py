@@ -52,7 +52,7 @@ NODES = Table(
                "there). Device activity: innermost host op or annotation (never ProfilerStep) that covers the launch"),
         Column("launch_id", _INT, "device activity: the runtime call with its correlation id, outermost if nested"),
         Column("ts_ns", _INT, "start, Unix epoch", "ns"),
-        Column("dur_ns", _INT, "duration as read; null if missing or negative", "ns"),
+        Column("dur_ns", _INT, "duration as read; null if missing, negative or beyond 104 days", "ns"),
         Column("self_dur_ns", _INT, "duration less that of the children, after clipping (of a device activity: at the "
                "next start on its stream); never negative", "ns"),
         Column("repaired", pl.Boolean, "a time of this row was missing or negative, or reached past its parent's end "

@@ -92,7 +92,7 @@ def test_event_without_a_duration_is_a_repair_and_said(tmp_path: Path) -> None:
     folder, expected = case("011-events-without-args")
     merged = merge(tmp_path, device=folder / "rank-0.json")
     assert merged.window["device"]["num_bad_times"] == expected["skipped_without_dur"]
-    assert said(merged, "event with no start or duration kept without its time, first 'no_dur'")
+    assert said(merged, "event with no possible start or duration kept without its time, first 'no_dur'")
     assert merged.window["salvaged"] is True
 
 

@@ -58,6 +58,8 @@ def test_every_spelling_of_the_external_id_is_read(key: str, tmp_path: Path) -> 
         ({"ts": "NaN"}, MISSING, 5000, 1, 0),
         ({"ts": [1, 2]}, MISSING, 5000, 1, 0),
         ({"dur": 9e15}, 10000, MISSING, 1, 0),
+        ({"dur": 2**53 / 1000}, 10000, 2**53, 0, 0),  # 104 days
+        ({"dur": (2**53 + 1000) / 1000}, 10000, MISSING, 1, 0),
     ],
 )
 def test_times_that_cannot_be_are_missing_and_counted(
