@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import pytorch_lightning as pl
+import torch
 from omegaconf import OmegaConf
 from recording.recorded import check_pair, files, manifest
 
@@ -177,15 +178,23 @@ def test_callback_of_the_trainer_and_of_the_module_record_once(tmp_path):
     assert [name for name in files(tmp_path) if "cycle" in name] == []
 
 
-def test_module_can_be_copied_and_pickled(tmp_path):
-    class Averaging(pl.Callback):
+def test_module_can_be_copied_averaged_and_pickled_before_the_fit_and_in_the_window(tmp_path):
+    copies = []
+
+    class Copying(pl.Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            copy.deepcopy(pl_module.layer)
+            if batch_idx == 3:
+                copies.extend([copy.deepcopy(pl_module), pickle.loads(pickle.dumps(pl_module))])
+                copies.append(torch.optim.swa_utils.AveragedModel(pl_module).module)
 
     model = pickle.loads(pickle.dumps(copy.deepcopy(NemoStyle(cfg(tmp_path)))))
-    trainer(Averaging()).fit(model, loader(8))
-
+    trainer(Copying(), pl.callbacks.WeightAveraging()).fit(model, loader(8))
     check_pair(tmp_path, [2, 3, 4])
+
+    for cycle, copied in enumerate(copies, 1):
+        trainer().fit(copied, loader(8))
+        check_pair(tmp_path, [2, 3, 4], cycle=cycle)
+    assert manifest(tmp_path)["complete"]
 
 
 def test_names_of_a_taken_folder_are_told_to_the_module(tmp_path):

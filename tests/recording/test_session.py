@@ -347,7 +347,13 @@ def test_environment_variable_turns_everything_off(tmp_path, monkeypatch):
     assert files(tmp_path) == []
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
+def averaged(session):
+    module = torch.nn.Linear(1, 1)
+    module.session = session
+    return torch.optim.swa_utils.AveragedModel(module).module.session
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s)), averaged])
 def test_copy_of_a_session_is_inert_and_leaves_the_recording_alone(tmp_path, duplicate):
     with capture(settings(tmp_path, 1, 2)) as session:
         for step in range(4):
