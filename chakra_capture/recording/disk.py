@@ -3,6 +3,10 @@
 A thread does the work and the training thread waits for it for a while. What torch writes itself cannot be left to a
 thread, for it keeps the interpreter locked meanwhile; so before torch is asked to write, we look whether a file can be
 opened and closed at all.
+
+What the observer writes while operators run has no such guard: a write that blocks holds its step. A pipe with a thread
+at its other end could lock up, for that thread needs the interpreter that the writer holds; a file in memory is gone
+with a killed process, whose file on disk merge can salvage.
 """
 
 import contextlib

@@ -5,10 +5,12 @@ A job trains a small network with real trainers of the framework. Every training
 """
 
 import copy
+import json
 import logging
 import os
 import pickle
 import random
+import re
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -17,14 +19,16 @@ from typing import Any, Protocol
 
 import pytest
 import torch
-from recording.recorded import check_pair, entries, files, manifest, names, settings
-from torch.profiler import ProfilerActivity, profile, record_function
+from handed import CASES, require
+from omegaconf import OmegaConf
+from recording.recorded import check_pair, entries, files, manifest, names, settings, steps
+from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile, record_function
 from torch.utils.data import DataLoader, Dataset
 
 from chakra_capture.annotations import VALIDATION, parse_step
 from chakra_capture.errors import SettingsError
 
-HARD_TO_WRITE = 'a "quoted"\nname\x01'
+HARD_TO_WRITE = 'a "quoted\\"\nname\x01 é'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +66,14 @@ class Batches:
                 os.kill(os.getpid(), signal.SIGTERM)
             with record_function(HARD_TO_WRITE):
                 return network(inputs).sum()
+
+
+RECORDING = {"enabled": True, "trace_dir": "traces"}
+
+
+def expected(case: str) -> Any:
+    """What a handed case says is right."""
+    return json.loads((require(CASES / case) / "expect.json").read_text())
 
 
 def validate(network: torch.nn.Module, inputs: torch.Tensor) -> torch.Tensor:
@@ -176,7 +188,7 @@ class Contract:
     def recorded(cls, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         folder = tmp_path_factory.mktemp("recorded")
         bare = cls.job.train(None, WHOLE)
-        adapter = cls.job.adapter(settings(folder, 2, 6, validation="exclude"))
+        adapter = cls.job.adapter(settings(folder, 2, 4, warmup_steps=0, active_steps=1, validation="exclude"))
         first = cls.job.train(adapter, WHOLE)
         cls.job.train(adapter, WHOLE)
         return Recorded(folder, bare, first)
@@ -194,12 +206,15 @@ class Contract:
         signal.signal(signal.SIGINT, before)
 
     def test_both_files_hold_exactly_the_steps_of_the_window(self, recorded: Recorded) -> None:
-        check_pair(recorded.folder, [2, 3, 4, 5, 6])
-        assert batches(recorded.folder) == [2, 3, 4, 5, 6]
+        check_pair(recorded.folder, [2, 3, 4])
+        assert batches(recorded.folder) == [2, 3, 4]
+        wanted = expected("050-active1-window-keeps-last-step")
+        assert [f"user_step#{number}.0" for number in batches(recorded.folder)] == wanted["et_steps"]
+        assert wanted["et_steps"] == wanted["kineto_steps"]
 
     def test_second_training_is_a_new_window_of_the_same_run(self, recorded: Recorded) -> None:
-        check_pair(recorded.folder, [2, 3, 4, 5, 6], cycle=1)
-        assert batches(recorded.folder, cycle=1) == [2, 3, 4, 5, 6]
+        check_pair(recorded.folder, [2, 3, 4], cycle=1)
+        assert batches(recorded.folder, cycle=1) == [2, 3, 4]
         said = manifest(recorded.folder)
         assert (said["complete"], said["reason"], len(said["windows"])) == (True, "complete", 2)
         assert [said["windows"][n]["aborted_steps"] for n in (0, 1)] == [[], []]
@@ -220,17 +235,31 @@ class Contract:
     def test_every_request_for_a_batch_is_in_a_step(self, recorded: Recorded) -> None:
         steps = spans(recorded.folder, lambda name: parse_step(name) is not None)
         found = spans(recorded.folder, lambda name: name == "request")
-        assert len(found) == 5
+        assert len(found) == 3
         assert all(any(first <= start and end <= last for first, last in steps) for start, end in found)
 
-    def test_accumulated_batches_are_one_step_and_a_warm_up_is_taken_from_the_window(self, tmp_path: Path) -> None:
-        adapter = self.job.adapter(settings(tmp_path, 1, 3, warmup_steps=1, active_steps=2), accumulate=4)
+    def test_accumulated_batches_are_one_step_and_each_window_has_files_of_its_own(self, tmp_path: Path) -> None:
+        windows = [
+            {"start_step": 2, "end_step": 2},
+            {"start_step": 3, "end_step": 5, "warmup_steps": 1, "active_steps": 2},
+        ]
+        chosen = {"enabled": True, "trace_dir": str(tmp_path), "windows": windows}
+        adapter = self.job.adapter(chosen, accumulate=4)
         copied = pickle.loads(pickle.dumps(copy.deepcopy(adapter)))
-        result = self.job.train(copied, Plan(batches=16, accumulate=4))
+        result = self.job.train(copied, Plan(batches=24, accumulate=4))
 
-        assert result.num_steps == 4
-        check_pair(tmp_path, [2, 3])
-        assert batches(tmp_path) == [8, 9, 10, 11, 12, 13, 14, 15]
+        assert result.num_steps == 6
+        check_pair(tmp_path, [2])
+        wanted = [f"2.{number % 4}" for number in batches(tmp_path) if number // 4 == 2]
+        assert [wanted] == expected("064-two-window-conventions")["2..2 accum 4"]
+        # The warm-up is taken from the window, here one step later than in the case.
+        recorded = [step - 1 for step in steps(tmp_path / "0_kineto/rank-0.cycle-1.json")]
+        assert recorded == expected("051-warmup-eats-window")["2..4 warmup 1 active 2"]["kineto_steps"]
+        check_pair(tmp_path, [4, 5], cycle=1)
+        counted = expected("052-accumulation-steps-the-profiler-per-microbatch")
+        assert len(recorded) == counted["profiler_steps"]
+        assert len(batches(tmp_path, cycle=1)) == counted["et_steps_count"] == counted["kineto_steps_count"]
+        assert batches(tmp_path, cycle=1) == [16, 17, 18, 19, 20, 21, 22, 23]
         assert manifest(tmp_path)["complete"]
 
     def test_exception_propagates_unchanged_and_what_was_recorded_is_kept(self, tmp_path: Path) -> None:
@@ -275,10 +304,11 @@ class Contract:
         assert (said["reason"], said["windows"][0]["partial_step"]) == ("SIGTERM", 3)
 
     def test_training_that_ends_in_the_window(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        self.job.train(self.job.adapter(settings(tmp_path, 4, 20)), SHORT)
+        self.job.train(self.job.adapter(settings(tmp_path, 6, 20)), Plan(batches=8))
 
-        check_pair(tmp_path, [4, 5])
-        assert (manifest(tmp_path)["complete"], manifest(tmp_path)["reason"]) == (False, "training ended")
+        wanted = expected("053-training-ends-inside-window")["max_steps"]
+        check_pair(tmp_path, wanted["captured"])
+        assert (manifest(tmp_path)["complete"], manifest(tmp_path)["reason"]) == (False, wanted["reason"])
         assert our_warnings(caplog) == []
 
     def test_window_that_is_never_reached_is_said_once(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -307,11 +337,12 @@ class Contract:
         assert same(short, result)
 
     def test_resume_in_the_window_goes_on_counting(self, tmp_path: Path) -> None:
-        adapter = self.job.adapter(settings(tmp_path / "t", 2, 5))
-        self.job.train(adapter, Plan(batches=8, resume_at=3))
+        wanted = expected("056-resume-past-window")["from8"]
+        adapter = self.job.adapter(settings(tmp_path / "t", *wanted["requested"]))
+        self.job.train(adapter, Plan(batches=12, resume_at=8))
 
-        check_pair(tmp_path / "t", [3, 4, 5])
-        assert batches(tmp_path / "t") == [3, 4, 5]
+        check_pair(tmp_path / "t", wanted["captured"])
+        assert batches(tmp_path / "t") == wanted["captured"]
         assert manifest(tmp_path / "t")["reason"] == "resumed inside the window"
 
     def test_resume_past_the_window_is_said(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -321,15 +352,18 @@ class Contract:
         assert ["already past at global_step 3" in said for said in our_warnings(caplog)] == [True]
         assert manifest(tmp_path / "t")["reason"] == "window already past"
 
-    def test_profiler_of_others_is_left_alone(
+    def test_profiler_and_observer_of_others_are_left_alone(
         self, tmp_path: Path, short: Result, caplog: pytest.LogCaptureFixture
     ) -> None:
         adapter = self.job.adapter(settings(tmp_path, 1, 3))
-        with profile(activities=[ProfilerActivity.CPU]) as theirs:
+        observer = ExecutionTraceObserver().register_callback(str(tmp_path / "theirs.json"))
+        with profile(activities=[ProfilerActivity.CPU], execution_trace_observer=observer) as theirs:
             result = self.job.train(adapter, SHORT)
 
         assert same(short, result)
         assert sum(event.name.startswith("batch ") for event in theirs.events()) == 6
+        # Its names are as the observer writes them, which is no JSON.
+        assert (tmp_path / "theirs.json").read_text(errors="replace").count('"name": "batch ') == 6
         assert "another torch profiler is running" in caplog.text
         assert manifest(tmp_path)["reason"] == "fault"
 
@@ -342,9 +376,24 @@ class Contract:
         assert same(short, result)
         assert ["Recording stops" in r.getMessage() for r in caplog.records if r.levelno >= logging.ERROR] == [True]
 
-    def test_wrong_settings_raise_before_training(self, tmp_path: Path) -> None:
-        with pytest.raises(SettingsError, match="trace_dir is null"):
-            self.job.adapter({"enabled": True})
-        both = {"chakra_profile": {"enabled": True, "trace_dir": str(tmp_path)}, "nsys_profile": {"enabled": True}}
+    def test_wrong_settings_raise_before_training(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("TRACE_DIR", raising=False)
+        folder = require(CASES / "060-config-values-that-lie")
+        base = (folder / "base.yaml").read_text()
+        for line, wanted in json.loads((folder / "expect.json").read_text()).items():
+            changed = re.sub(rf"(?m)^  {line.split(':')[0]}:.*$", lambda _, line=line: f"  {line}", base, count=1)
+            if changed == base:  # a key that the base has not
+                changed = base.replace("  start_step", f"  {line}\n  start_step", 1)
+            if wanted in ("disabled", "user expanded"):
+                self.job.adapter(OmegaConf.create(changed))
+            elif not any(choice in wanted for choice in ("accept as", "parsed as", "with warning")):
+                with pytest.raises(SettingsError):
+                    self.job.adapter(OmegaConf.create(changed))
+        with pytest.raises(SettingsError, match="warmup_steps"):  # 051: nothing but warm-up
+            self.job.adapter({**RECORDING, "start_step": 2, "end_step": 2, "warmup_steps": 1})
+
+    def test_section_of_the_other_profiler_may_be_absent_and_not_be_on(self) -> None:
+        folder = require(CASES / "061-nsys-section-absent")
+        self.job.adapter(OmegaConf.load(folder / "no-nsys.yaml"))
         with pytest.raises(SettingsError, match="nsys_profile"):
-            self.job.adapter(both)
+            self.job.adapter(OmegaConf.load(folder / "both.yaml"))

@@ -205,3 +205,45 @@ def test_names_of_a_taken_folder_are_told_to_the_module(tmp_path):
 
     assert model._chakra_trace_dir == tmp_path / "0.1_chakra"
     check_pair(tmp_path, [2, 3, 4], job="0.1")
+
+
+class RecordsItself(Model):
+    """The parts of NeMo's ModelPT (3.0.0) that record, which it does on CUDA only."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.cfg = cfg
+        self.num_started = 0
+        self._setup_chakra_profiling()
+        self._chakra_profile_in_progress = False
+
+    def _setup_chakra_profiling(self):
+        if self.cfg.chakra_profile.get("enabled", False):
+            self._chakra_profile_enabled = True
+            self._chakra_profile_start_step = self.cfg.chakra_profile.get("start_step", 0)
+            self._chakra_profile_end_step = self.cfg.chakra_profile.get("end_step", 0)
+
+    def on_train_batch_start(self, batch, batch_idx, unused=0):
+        if self._chakra_profile_enabled and not self._chakra_profile_in_progress:  # noqa: SIM102 (as there)
+            if self._chakra_profile_start_step <= self.trainer.global_step <= self._chakra_profile_end_step:
+                self.num_started += 1
+
+
+class MixinFirst(ChakraProfilingMixin, RecordsItself):
+    pass
+
+
+class MixinLast(RecordsItself, ChakraProfilingMixin):
+    pass
+
+
+@pytest.mark.parametrize("make", [MixinFirst, MixinLast])
+def test_base_that_records_by_itself_does_not_and_ours_takes_its_place(tmp_path, make):
+    alone = RecordsItself(cfg(tmp_path))
+    trainer().fit(alone, loader(8))
+    assert alone.num_started == 3
+
+    model = make(cfg(tmp_path))
+    trainer().fit(model, loader(8))
+    assert model.num_started == 0
+    check_pair(tmp_path, [2, 3, 4])

@@ -17,6 +17,9 @@ class ChakraProfilingMixin:
     ``class Model(ChakraProfilingMixin, LightningModule)``. The work is done by a callback that joins what
     ``configure_callbacks`` returns; the hooks below exist for subclasses that call them, and may be overridden with or
     without ``super()``. Without a section, or with ``enabled: false``, nothing happens.
+
+    A base that records by itself, as NeMo's ModelPT does on CUDA, is told not to: its hooks ask for
+    ``_chakra_profile_enabled``, so there it is False. Name the mixin before such a base, whose own checks ask for more.
     """
 
     cfg: Any
@@ -40,7 +43,7 @@ class ChakraProfilingMixin:
         """
         settings = settings_from(_settings_source(getattr(self, "cfg", None)))
         self._chakra_settings = settings
-        self._chakra_profile_enabled = settings.enabled
+        self._chakra_profile_enabled = settings.enabled and not _has_hooks_of_nemo(type(self))
         if settings.enabled:
             self._set_chakra_paths(planned_paths(settings))
 
@@ -60,6 +63,11 @@ class ChakraProfilingMixin:
             inherited(outputs, batch, batch_idx)
 
 
+def _has_hooks_of_nemo(cls: type) -> bool:
+    """Say whether a base that does not know the mixin sets up a recording of its own."""
+    return any("_setup_chakra_profiling" in vars(c) for c in cls.__mro__ if not issubclass(c, ChakraProfilingMixin))
+
+
 def _settings_source(cfg: Any) -> object:
     """Give the whole configuration where possible: the other profiler's section (nsys_profile) stands beside ours."""
     if isinstance(cfg, Mapping):
@@ -72,8 +80,9 @@ def _adding_callback(configure: Callable[[Any], Any]) -> Callable[[Any], list[An
     def configure_callbacks(self: Any) -> list[Any]:
         given = configure(self) or []
         callbacks = list(given) if isinstance(given, list | tuple) else [given]
-        self._setup_chakra_profiling()
-        if self._chakra_profile_enabled and not any(isinstance(c, ChakraProfileCallback) for c in callbacks):
+        # By its class, for a base that stands before the mixin has a method of that name.
+        ChakraProfilingMixin._setup_chakra_profiling(self)
+        if self._chakra_settings.enabled and not any(isinstance(c, ChakraProfileCallback) for c in callbacks):
             callbacks.append(ChakraProfileCallback(self._chakra_settings))
         return callbacks
 
