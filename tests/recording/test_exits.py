@@ -2,12 +2,11 @@
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
+from commands import process
 
 from chakra_capture import capture
 from recording.loops import train, work
@@ -57,20 +56,24 @@ torch.distributed.HashStore().wait(["never"], timedelta(seconds=100))
     assert (said["reason"], said["windows"][0]["steps"], said["windows"][0]["partial_step"]) == ("SIGTERM", [1, 2], 3)
 
 
-def test_files_of_a_killed_process_are_salvaged_by_merge(tmp_path):
+@pytest.mark.parametrize(
+    ("ending", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os._exit(3)", 3)]
+)
+def test_files_of_a_process_that_is_gone_at_once_are_salvaged_by_merge(tmp_path, ending, code):
     # Long enough for the observer to have written what it holds back.
-    run_script(
-        tmp_path, IN_STEP_3 + "for _ in range(99):\n    work()\nos.kill(os.getpid(), signal.SIGKILL)", returncode=-9
-    )
+    run_script(tmp_path, IN_STEP_3 + f"for _ in range(99):\n    work()\n{ending}", returncode=code)
 
     assert files(tmp_path / "0_chakra") == ["rank-0.json.part"]
     assert not (tmp_path / "0_run/rank-0.json").exists()
-    done = subprocess.run(
-        [sys.executable, "-m", "chakra_capture", "merge", str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "salvaged" in done.stdout
+    assert "no manifest, unfinished files, not merged" in process("inspect", tmp_path).out
+    done = process("merge", tmp_path)
+    assert (done.code, done.err) == (0, "")
+    assert "steps 1-2, salvaged" in done.out
     assert (tmp_path / "0_merged/rank=0/nodes.parquet").exists()
+    told = process("summary", tmp_path)
+    assert (told.code, told.err) == (0, "")
+    assert "the process ended, or still runs, before its files were whole" in told.out
+    assert process("merge", tmp_path, "--strict").code == 1
 
 
 @pytest.mark.parametrize(

@@ -243,14 +243,19 @@ def test_full_disk_leaves_part_files_and_says_so(tmp_path, limit):
         assert manifest(tmp_path)["reason"] == "fault"
 
 
-def test_modes_of_files_follow_the_umask(tmp_path):
-    before = os.umask(0o027)
+@pytest.mark.parametrize(
+    ("umask", "expected", "changes"),
+    [(0o027, "0o640", {}), (0o022, "0o640", {"compress": True}), (0o077, "0o600", {"replay_data": True})],
+)
+def test_modes_of_files_follow_the_umask(tmp_path, umask, expected, changes):
+    before = os.umask(umask)
     try:
-        run_session(settings(tmp_path, 1, 2))
+        run_session(settings(tmp_path, 1, 2, **changes))
     finally:
         os.umask(before)
 
-    assert {oct((tmp_path / name).stat().st_mode & 0o777) for name in files(tmp_path)} == {"0o640"}
+    assert len(files(tmp_path)) >= 4
+    assert {oct((tmp_path / name).stat().st_mode & 0o777) for name in files(tmp_path)} == {expected}
 
 
 def test_busy_threads_at_both_ends_of_the_window_do_no_harm(tmp_path):
