@@ -1,11 +1,12 @@
 """Many short trainings with a fault and a way out each, every one with and without a recording: nothing may differ.
 
-    chaos.py [--runs 300] [--seed N] [--jobs 2] [--frameworks ...] [--only FRAMEWORK/EXIT/FAULT/OPTION+OPTION]
+    chaos.py [--runs 300] [--seed N] [--jobs 2] [--frameworks ...] [--only FRAMEWORK/EXIT/FAULT/OPTION+OPTION@BATCH ...]
 
 Every training is a process of its own (chaos_job.py). Checked of each: it ends as the same training without a
-recording does (exit status, weights, random state before every batch), in time; every file under a final name is whole
-and valid, host and device file hold the same steps; after a kill what is left are .part files. Prints a table
-framework x (exit | fault) of runs, the seed, and how to repeat each run that failed. Exit status: 1 if any did.
+recording does (exit status; weights, optimizer state and random state before every batch; what dynamo counted), in
+time; every file under a final name is whole and valid, host and device file hold the same steps; after a kill what is
+left are .part files. Prints tables framework x exit, fault and option of the number of runs, the seed, and the name of
+each run that failed, by which it can be repeated. Exit status: 1 if any did.
 """
 
 import argparse
@@ -20,17 +21,27 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 JOB = Path(__file__).with_name("chaos_job.py")
+HANG = Path(__file__).resolve().parents[1] / "tests/recording/hang.c"
 FRAMEWORKS = ("plain", "fabric", "lightning", "pytorch_lightning", "ignite", "monai", "huggingface")
-EXITS = ("end", "second_fit", "exception", "interrupt", "sigterm", "sigkill", "sys_exit", "os_exit")
-FAULTS = ("none", "folder_gone", "disk_full", "stolen", "symlink", "observer", "gc", "fork")
-HARMLESS = ("none", "gc", "fork")  # the window is recorded all the same
-OPTIONS = ("accumulation", "validation", "workers", "threads", "compile", "checkpointing", "bf16")
-TIMEOUT_S = 240
+EXITS = (
+    "end", "second_fit", "exception", "out_of_memory", "interrupt", "sigterm", "sigkill", "sys_exit", "os_exit",
+)  # fmt: skip
+FAULTS = (
+    "none", "folder_gone", "disk_full", "hung", "symlink", "stolen", "profiler", "observer", "op_error", "gc", "fork",
+)  # fmt: skip
+OPTIONS = (
+    "accumulation", "validation", "workers", "threads", "compile", "checkpointing", "fsdp2", "bf16", "lbfgs",
+)  # fmt: skip
+HARMLESS = ("none", "op_error", "gc", "fork")  # the window is recorded all the same
+KEEPS_PARTS = ("disk_full", "hung", "symlink")
+# These trainers call the optimizer's step without the closure that LBFGS needs.
+ILLEGAL = {("monai", "lbfgs"), ("huggingface", "lbfgs")}
+RUNS_PER_PROCESS = 16
 STEP = re.compile(r"ProfilerStep#(\d+)")
 
 
@@ -48,10 +59,9 @@ class Run:
     def name(self) -> str:
         return f"{self.framework}/{self.exit}/{self.fault}/{'+'.join(self.options)}@{self.at}"
 
-    def command(self, folder: Path, *, recording: bool) -> list[str]:
-        given = ["--framework", self.framework, "--exit", self.exit, "--fault", self.fault, "--at", str(self.at)]
-        given += ["--trace-dir", str(folder / "traces"), "--options", *self.options]
-        return [sys.executable, str(JOB), *given, *([] if recording else ["--without"])]
+    def task(self, folder: Path, *, records: bool) -> dict[str, Any]:
+        folder.mkdir(parents=True)
+        return {**asdict(self), "folder": str(folder), "records": records}
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,12 @@ class Outcome:
     code: int | None
     said: list[str]
     errors: str
+
+    @classmethod
+    def of(cls, folder: Path, code: int | None) -> "Outcome":
+        lines = (folder / "stdout").read_text().splitlines()
+        said = [line for line in lines if line.startswith(("batch ", "end "))]
+        return cls(code, said, (folder / "stderr").read_text(errors="replace")[-3000:])
 
 
 def parse_run(text: str) -> Run:
@@ -68,38 +84,60 @@ def parse_run(text: str) -> Run:
 
 
 def runs(number: int, frameworks: list[str], seed: int) -> list[Run]:
-    """Every framework with every exit and with every fault, then at random."""
+    """Every framework with every exit, fault and option, then at random."""
     chance = random.Random(seed)
 
-    def one(framework: str, way_out: str, fault: str) -> Run:
-        options = tuple(sorted(chance.sample(OPTIONS, chance.choice((0, 1, 1, 2)))))
-        return Run(framework, way_out, fault, options, chance.randrange(3, 11))
+    def one(framework: str, way_out: str, fault: str, *options: str) -> Run:
+        legal = [option for option in OPTIONS if (framework, option) not in ILLEGAL]
+        chosen = {*options, *chance.sample(legal, chance.choice((0, 1, 1, 2)))}
+        return Run(framework, way_out, fault, tuple(sorted(chosen)), chance.randrange(3, 11))
 
-    pairs = [one(f, e, "none") for f, e in itertools.product(frameworks, EXITS)]
-    pairs += [one(f, "end", x) for f, x in itertools.product(frameworks, FAULTS[1:])]
-    while len(pairs) < number:
-        pairs.append(one(chance.choice(frameworks), chance.choice(EXITS), chance.choice(FAULTS)))
-    return pairs
-
-
-def train(run: Run, folder: Path, *, recording: bool) -> Outcome:
-    folder.mkdir()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-    command = run.command(folder, recording=recording)
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment, cwd=folder, check=False
-        )
-    except subprocess.TimeoutExpired as error:
-        return Outcome(None, [], str(error.stderr or "")[-2000:])
-    said = [line for line in done.stdout.splitlines() if line.startswith(("batch ", "end "))]
-    return Outcome(done.returncode, said, done.stderr[-3000:])
+    planned = [one(f, e, "none") for f, e in itertools.product(frameworks, EXITS)]
+    planned += [one(f, "end", x) for f, x in itertools.product(frameworks, FAULTS[1:])]
+    wanted = (pair for pair in itertools.product(frameworks, OPTIONS) if pair not in ILLEGAL)
+    planned += [one(f, chance.choice(EXITS), "none", option) for f, option in wanted]
+    while len(planned) < number:
+        planned.append(one(chance.choice(frameworks), chance.choice(EXITS), chance.choice(FAULTS)))
+    return planned
 
 
-def faults_of(run: Run, folder: Path) -> list[str]:
+def groups(planned: list[Run]) -> list[list[Run]]:
+    """What one process starts: runs of one framework; those with a file system that hangs need a library loaded."""
+
+    def kind(run: Run) -> tuple[str, bool]:
+        return run.framework, run.fault == "hung"
+
+    found = list[list[Run]]()
+    for _, alike in itertools.groupby(sorted(planned, key=kind), kind):
+        rest = list(alike)
+        found += [rest[n : n + RUNS_PER_PROCESS] for n in range(0, len(rest), RUNS_PER_PROCESS)]
+    return sorted(found, key=len, reverse=True)
+
+
+def train(group: list[Run], folder: Path) -> list[Outcome]:
+    """Train each run without and with a recording."""
+    own = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "GLOO_SOCKET_IFNAME": "lo"}
+    if group[0].fault == "hung":
+        own["LD_PRELOAD"] = str(folder / "hang.so")
+        build = ["cc", "-shared", "-fPIC", "-O1", "-o", own["LD_PRELOAD"], str(HANG), "-ldl"]
+        subprocess.run(build, check=True)
+    tasks = [
+        run.task(folder / str(number) / name, records=name == "with")
+        for number, run in enumerate(group)
+        for name in ("without", "with")
+    ]
+    command = [sys.executable, str(JOB), group[0].framework]
+    done = subprocess.run(
+        command, input=json.dumps(tasks), capture_output=True, text=True, env={**os.environ, **own}, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr}")
+    codes = json.loads(done.stdout.splitlines()[-1])
+    return [Outcome.of(Path(task["folder"]), code) for task, code in zip(tasks, codes, strict=True)]
+
+
+def faults_of(run: Run, folder: Path, bare: Outcome, ours: Outcome) -> list[str]:
     """What is wrong with a run; empty if nothing."""
-    bare = train(run, folder / "without", recording=False)
-    ours = train(run, folder / "with", recording=True)
     found = []
     if ours.code is None or bare.code is None:
         found.append(f"hangs: {'with' if ours.code is None else 'without'} a recording")
@@ -116,7 +154,7 @@ def faults_of(run: Run, folder: Path) -> list[str]:
     if run.fault in HARMLESS and not killed and not any(steps.values()):
         found.append("nothing was recorded")
     parts = [path.name for path in (folder / "with").rglob("*.part")]
-    if parts and not killed and run.fault not in ("disk_full", "symlink"):
+    if parts and not killed and run.fault not in KEEPS_PARTS:
         found.append(f"left behind: {parts}")
     victim = folder / "with" / "victim"
     if run.fault == "symlink" and victim.read_text() != "keep":
@@ -151,15 +189,22 @@ def step_numbers(content: Any) -> list[int]:
     return sorted({int(match[1]) for match in matches if match})
 
 
-def check(run: Run) -> tuple[Run, list[str]]:
-    with tempfile.TemporaryDirectory() as folder:
-        return run, faults_of(run, Path(folder))
+def check(group: list[Run]) -> list[tuple[Run, list[str]]]:
+    found = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        outcomes = train(group, folder)
+        for number, (run, bare, ours) in enumerate(zip(group, outcomes[::2], outcomes[1::2], strict=True)):
+            found.append((run, faults_of(run, folder / str(number), bare, ours)))
+    return found
 
 
-def show(counts: "Counter[tuple[str, str]]", frameworks: list[str], columns: tuple[str, ...]) -> None:
-    print(f"{'':18}" + "".join(f"{name:>14}" for name in columns))
+def show(counts: "Counter[tuple[str, str]]", columns: tuple[str, ...], frameworks: list[str]) -> None:
+    """Print a table of numbers of runs; "-" is what a framework cannot do."""
+    print(f"{'':18}" + "".join(f"{name:>15}" for name in columns))
     for framework in frameworks:
-        print(f"{framework:18}" + "".join(f"{counts[framework, name]:14}" for name in columns))
+        cells = ("-" if (framework, name) in ILLEGAL else counts[framework, name] for name in columns)
+        print(f"{framework:18}" + "".join(f"{cell:>15}" for cell in cells))
 
 
 def main() -> int:
@@ -173,17 +218,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     planned = [parse_run(text) for text in given.only or ()] or runs(given.runs, given.frameworks, given.seed)
     print(f"seed {given.seed}, {len(planned)} runs", flush=True)
-    failed, exits, faults, options = 0, Counter[Any](), Counter[Any](), Counter[Any]()
+    failed, counts = [], Counter[tuple[str, str]]()
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        for run, found in pool.map(check, planned):
-            exits[run.framework, run.exit] += 1
-            faults[run.framework, run.fault] += 1
-            options.update((run.framework, option) for option in run.options)
-            failed += bool(found)
-            print(f"{'FAILED' if found else 'ok':6} {run.name}", *found, sep="\n       ", flush=True)
-    for counts, columns in ((exits, EXITS), (faults, FAULTS), (options, OPTIONS)):
-        show(counts, given.frameworks, columns)
-    print(f"{failed} of {len(planned)} failed")
+        for done in concurrent.futures.as_completed(pool.submit(check, group) for group in groups(planned)):
+            for run, found in done.result():
+                counts.update((run.framework, name) for name in (run.exit, run.fault, *run.options))
+                failed += [run.name] if found else []
+                print(f"{'FAILED' if found else 'ok':6} {run.name}", *found, sep="\n       ", flush=True)
+    for columns in (EXITS, FAULTS, OPTIONS):
+        show(counts, columns, [f for f in FRAMEWORKS if f in given.frameworks])
+    print(f"seed {given.seed}: {len(failed)} of {len(planned)} failed", *failed)
     return 1 if failed else 0
 
 

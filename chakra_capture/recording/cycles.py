@@ -151,16 +151,16 @@ class Cycles:
         self._run.state_outcome(self.outcome(Reason.running, is_faulty=False) if is_done else Reason.running)
         self._run.write_manifest()
 
-    def give_up(self) -> list[Exception]:
+    def give_up(self) -> list[str]:
         """Put everything back, keeping what has been recorded; each attempt on its own, for one may fail."""
-        faults: list[Exception] = []
+        faults: list[str] = []
         for recorder in self.at_hand:
             for attempt in (lambda r=recorder: r.stop(Reason.fault), recorder.settle):
                 try:
                     attempt()
                 except Exception as fault:
                     logger.debug("While giving up the recording: %s", fault, exc_info=fault)
-                    faults.append(fault)
+                    faults.append(str(fault))
         self.recorder = self._pending = None
         return faults
 

@@ -34,7 +34,7 @@ class Disk:
         self._last: threading.Thread | None = None
 
     def do(self, action: Callable[[], _Result], *, num_bytes: int = 0, limit_s: float | None = None) -> _Result:
-        """Return what ``action`` returns, or raise what it raises.
+        """Return what ``action`` returns, or raise what it raises; what the operating system says is explained.
 
         Args:
             action: works on files only; it may still be at it, or at its end, when this has given up.
@@ -42,7 +42,7 @@ class Disk:
             limit_s: how long to wait for an action on small files; ``LIMIT_S`` if not given.
 
         Raises:
-            RecordingError: the file system does not answer.
+            RecordingError: the file system does not answer, or refuses.
         """
         if self.is_lost:
             raise self._fault()
@@ -66,13 +66,14 @@ class Disk:
         try:
             thread.start()
         except RuntimeError:  # no more threads, or the interpreter ends
-            self._last = None
-            return action()
-        thread.join(limit_s)
+            work()
+        else:
+            thread.join(limit_s)
         if not thread.is_alive():
             self._last = None
         if raised:
-            raise raised[0]
+            # Taken out: a fault that this frame held would hold the frames of training in turn.
+            raise self._explained(raised.pop())
         if not found:
             self.is_lost = True
             raise self._fault()
@@ -99,6 +100,17 @@ class Disk:
                 os.close(os.open(path, os.O_WRONLY | os.O_APPEND))
 
         self.do(touch)
+
+    def _explained(self, fault: BaseException) -> BaseException:
+        if not isinstance(fault, OSError):
+            return fault
+        explained = RecordingError(
+            f"{fault.filename or self._folder} cannot be written: {fault.strerror or fault}; recording needs a folder "
+            "it can write to, with space left. Free space, change the permissions or set chakra_profile.trace_dir to "
+            "another folder."
+        )
+        explained.__cause__ = fault
+        return explained
 
     def _fault(self) -> RecordingError:
         return RecordingError(

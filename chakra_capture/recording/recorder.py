@@ -157,9 +157,9 @@ class Recorder:
                 memory, content = self._memory, self._memory.snapshot()
                 self._run.disk.do(lambda: memory.write(content, path), num_bytes=_SNAPSHOT_BYTES)
                 self.record.memory_snapshot = self._relative(path)
-            except (OSError, RecordingError) as fault:  # The traces may still fit.
-                logger.warning("The memory snapshot %s cannot be written: %s", path, fault)
-                self._run.manifest.faults.append(f"{path} cannot be written: {fault}")
+            except RecordingError as fault:  # The traces may still fit.
+                logger.warning("The memory snapshot is lost: %s", fault)
+                self._run.manifest.faults.append(f"{path} is lost: {fault}")
 
     def abort_step(self) -> None:
         """End the open step without counting it."""
@@ -322,12 +322,11 @@ class Recorder:
         registry.release_recorder(self)
 
     def _publish(self) -> None:
-        try:
-            self._publish_host()
-            if self._has_device_trace:
-                self._publish_device()
-        except RecordingError as fault:
-            self._problems.append(str(fault))
+        for publish in (self._publish_host, self._publish_device):
+            try:
+                publish()
+            except RecordingError as fault:
+                self._add_problem(str(fault))
 
     def _publish_host(self) -> None:
         part, final, record = part_path(self._host_final), self._host_final, self.record
@@ -340,6 +339,8 @@ class Recorder:
         record.resources = self._relative(resources) if resources is not None else record.resources
 
     def _publish_device(self) -> None:
+        if not self._has_device_trace:
+            return
         part, final, record = part_path(self._device_final), self._device_final, self.record
         done = self._in_time(part, lambda: publish_device(part, final, compress=self._settings.compress))
         self._note(done)
@@ -358,8 +359,12 @@ class Recorder:
     def _note(self, done: Published) -> None:
         self.record.repaired_names += done.repairs.names
         self.record.repaired_parents += done.repairs.parents
-        if done.problem is not None and done.problem not in self._problems:
-            self._problems.append(done.problem)
+        if done.problem is not None:
+            self._add_problem(done.problem)
+
+    def _add_problem(self, problem: str) -> None:
+        if problem not in self._problems:
+            self._problems.append(problem)
 
 
 def _make_profiler(settings: ChakraProfileConfig, observer: HostObserver, manifest: Manifest) -> "profile":

@@ -263,8 +263,8 @@ class Session:
             registry.remove_session(self)
             return
         for fault in cycles.give_up():
-            if str(fault) not in run.manifest.faults:
-                run.manifest.faults.append(str(fault))
+            if fault not in run.manifest.faults:
+                run.manifest.faults.append(fault)
         run.state_outcome(Reason.fault, is_final=True)
         try:
             run.write_manifest()

@@ -1,11 +1,17 @@
 """What a machine can get wrong: one message that says what to do, this rank disarmed, training untouched."""
 
+import gc
 import logging
 import os
+import resource
+import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
+import weakref
 
 import pytest
 import torch
@@ -51,8 +57,6 @@ def test_folder_that_cannot_be_made_is_named(errors):
 
 
 def test_folder_that_vanishes_before_the_window_stops_the_recording_only(tmp_path, errors):
-    import shutil
-
     with capture(settings(tmp_path / "t", 2, 3)) as session:
         train(session, 1)
         shutil.rmtree(tmp_path / "t")
@@ -64,8 +68,6 @@ def test_folder_that_vanishes_before_the_window_stops_the_recording_only(tmp_pat
 
 
 def test_folder_that_vanishes_in_the_window_is_not_called_a_full_disk(tmp_path, errors):
-    import shutil
-
     with capture(settings(tmp_path / "t", 1, 3)) as session:
         train(session, 2)
         shutil.rmtree(tmp_path / "t")
@@ -241,6 +243,55 @@ def test_full_disk_leaves_part_files_and_says_so(tmp_path, limit):
     assert not [name for name in files(tmp_path) if name.endswith(".tmp")]
     if limit > 5000:  # else the manifest does not fit either
         assert manifest(tmp_path)["reason"] == "fault"
+
+
+def test_disk_that_is_full_when_a_whole_trace_gets_its_name_is_said_without_a_traceback(tmp_path, errors, caplog):
+    handler, limits = signal.signal(signal.SIGXFSZ, signal.SIG_IGN), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with capture(settings(tmp_path, 1, 1)) as session:
+        train(session, 2)
+        time.sleep(0.3)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+        train(session, 4, first=2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    signal.signal(signal.SIGXFSZ, handler)
+
+    (message,) = errors()
+    assert "cannot be written: File too large" in message
+    assert "Free space, change the permissions or set chakra_profile.trace_dir" in message
+    assert [record.exc_info for record in caplog.records if record.levelno == logging.ERROR] == [None]
+    # The device trace was whole already, the end of the host trace was not written.
+    assert [name for name in files(tmp_path) if "_run" not in name] == [
+        "0_chakra/rank-0.json.part",
+        "0_kineto/rank-0.json.part",
+    ]
+    assert steps(tmp_path / "0_kineto/rank-0.json.part") == [1]
+
+
+@pytest.mark.parametrize("fault", ["at open", "in the window", "at the end"])
+def test_fault_of_ours_keeps_nothing_of_training_alive(tmp_path, errors, fault):
+    class Batch:
+        """What a loop holds: workers of a loader, memory of a device."""
+
+    def loop():
+        batch = Batch()
+        if fault == "at open":
+            (tmp_path / "t").write_text("in the way")
+        with capture(settings(tmp_path / "t", 2, 3)) as session:
+            train(session, 1)
+            if fault == "in the window":
+                shutil.rmtree(tmp_path / "t")
+                (tmp_path / "t").write_text("in the way")
+            train(session, 4, first=1)
+            if fault == "at the end":
+                shutil.rmtree(tmp_path / "t")
+        return weakref.ref(batch)
+
+    gc.disable()
+    try:
+        assert loop()() is None
+    finally:
+        gc.enable()
+    assert len(errors()) == 1
 
 
 @pytest.mark.parametrize(
