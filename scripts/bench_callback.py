@@ -18,9 +18,7 @@ from functools import partial
 
 import pytorch_lightning as pl
 import torch
-from torch._C._profiler import _ExperimentalConfig
 from torch.optim.optimizer import _global_optimizer_post_hooks
-from torch.profiler import ExecutionTraceObserver, profile, record_function
 from torch.utils.data import DataLoader, TensorDataset
 
 from chakra_capture import ChakraProfileConfig, capture
@@ -134,60 +132,10 @@ def session_cost(settings: ChakraProfileConfig, blocks: int, calls: int) -> tupl
         return median_ns(lambda: (start(7), end(7)), lambda: (nothing(7), nothing(7)), blocks, calls)
 
 
-def work(model: torch.nn.Module, batch: torch.Tensor) -> None:
-    model(batch).sum().backward()
-
-
-def bare_window(folder: str, model: torch.nn.Module, batch: torch.Tensor, steps: int) -> float:
-    """CPU time per step under torch's profiler and observer alone, with the options that a recording uses."""
-    observer = ExecutionTraceObserver().register_callback(f"{folder}/bare.json")
-    config = _ExperimentalConfig(profile_all_threads=True, enable_cuda_sync_events=True)
-    bare = profile(record_shapes=True, execution_trace_observer=observer, experimental_config=config)
-    bare.prepare_trace()
-    bare.start_trace()
-    start = time.process_time_ns()
-    for step in range(steps):
-        with record_function(f"ProfilerStep#{step}"):
-            work(model, batch)
-    spent = time.process_time_ns() - start
-    bare.stop_trace()
-    time.sleep(0.25)
-    observer.unregister_callback()
-    return spent / steps
-
-
-def our_window(folder: str, model: torch.nn.Module, batch: torch.Tensor, steps: int) -> float:
-    """CPU time per step inside the window of a session; step 0 opens it and the last one closes it, untimed."""
-    with capture(ChakraProfileConfig(enabled=True, start_step=0, end_step=steps + 1, trace_dir=folder)) as session:
-        with session.step(0):
-            work(model, batch)
-        start = time.process_time_ns()
-        for step in range(1, steps + 1):
-            with session.step(step):
-                work(model, batch)
-        spent = time.process_time_ns() - start
-    return spent / steps
-
-
-def inside_ratio(blocks: int, steps: int = 40) -> float:
-    """Cost of a recorded step over that of the bare profiler and observer."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(12)))
-    batch = torch.randn(8, 32)
-    ratios = []
-    with tempfile.TemporaryDirectory() as folder:
-        for block in range(blocks):
-            # Neighbours are compared, each going first in turn: a busy machine changes faster than a run takes.
-            kinds = (bare_window, our_window) if block % 2 else (our_window, bare_window)
-            spent = {kind: kind(folder, model, batch, steps) for kind in kinds}
-            ratios.append(spent[our_window] / spent[bare_window])
-    return statistics.median(ratios)
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--blocks", type=int, default=31)
     parser.add_argument("--calls", type=int, default=5000)
-    parser.add_argument("--inside", type=int, default=0, metavar="N", help="also N windows of each kind, recorded")
     parser.add_argument("--json", action="store_true")
     chosen = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -204,9 +152,8 @@ def main() -> int:
         for name, measure in measures.items():
             ours, empty = measure(settings, chosen.blocks, chosen.calls)
             rows[name] = {"ours_ns": ours, "empty_ns": empty, "own_ns": ours - empty, "ratio": ours / empty}
-    inside = inside_ratio(chosen.inside) if chosen.inside else None
     if chosen.json:
-        print(json.dumps({"bar_ns": BAR_NS, "rows": rows, "inside_ratio": inside}))
+        print(json.dumps({"bar_ns": BAR_NS, "rows": rows}))
     else:
         print(f"{'per step, outside the window':30} {'with us':>9} {'empty':>9} {'our own':>9} {'ratio':>6}")
         for name, row in rows.items():
@@ -215,8 +162,6 @@ def main() -> int:
                 f"{row['ratio']:6.2f}"
             )
         print(f"bar: {BAR_NS} ns of our own per step")
-        if inside is not None:
-            print(f"per step, inside the window: {inside:.3f} x the bare profiler and observer (bar 1.02)")
     return int(any(row["own_ns"] > BAR_NS for row in rows.values()))
 
 
