@@ -10,10 +10,12 @@ from integrations.models import Model, loader, trainer
 
 
 def main(trace_dir: str, start: str, end: str, strategy: str = "ddp", **changes: object) -> None:
-    """Fit once; ``trainer`` settings as name=value."""
-    callback = ChakraProfileCallback(settings(Path(trace_dir), int(start), int(end)))
-    fitted = trainer(callback, strategy=strategy, **changes)
-    fitted.fit(Model(), loader(32))
+    """Fit with each of some strategies; ``trainer`` settings as name=value."""
+    strategies = strategy.split(",")
+    for name in strategies:
+        folder = Path(trace_dir) / name if len(strategies) > 1 else Path(trace_dir)
+        callback = ChakraProfileCallback(settings(folder, int(start), int(end)))
+        trainer(callback, strategy=name, **changes).fit(Model(), loader(32))
 
 
 if __name__ == "__main__":

@@ -56,7 +56,8 @@ def test_trainer_is_as_before_after_training(tmp_path):
 
     assert made.callback_handler.callbacks == before
     assert made.training_step is own
-    assert [name for name in vars(made) if name in ("get_batch_samples", "_run_epoch", "_finalize_training")] == []
+    wrapped = ("get_batch_samples", "_run_epoch", "_finalize_training", "evaluate", "predict")
+    assert [name for name in vars(made) if name in wrapped] == []
     assert "call_event" not in vars(made.callback_handler)
 
 

@@ -420,10 +420,11 @@ def test_import_without_lightning_names_the_extra():
     ],
 )
 def test_callback_belongs_to_the_package_the_job_has_imported(tmp_path, imported, expected):
-    # The combined package is a copy of the other under a new name; a stand-in shows which one is chosen.
-    (tmp_path / "lightning/pytorch").mkdir(parents=True)
+    # The packages are copies of each other; stand-ins show which one is chosen, and import at once.
+    for package in ("pytorch_lightning", "lightning/pytorch"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "__init__.py").write_text("class Callback:\n    pass\n")
     (tmp_path / "lightning/__init__.py").write_text("")
-    (tmp_path / "lightning/pytorch/__init__.py").write_text("class Callback:\n    pass\n")
     done = run_python(
         f"""
         import {imported}

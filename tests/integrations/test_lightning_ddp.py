@@ -6,7 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from recording.recorded import check_pair, files, manifest, read
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -56,11 +55,12 @@ def test_lightning_starts_two_processes_and_a_second_run_lies_beside_the_first(t
     assert done.stderr.count("already holds another run") == 1
 
 
-@pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
-def test_processes_that_are_children_of_the_one_that_fits(tmp_path, strategy):
-    run([*JOB, str(tmp_path), "2", "4", "devices=2", f"strategy={strategy}"])
+def test_processes_that_are_children_of_the_one_that_fits(tmp_path):
+    strategies = ("ddp_fork", "ddp_spawn")
+    run([*JOB, str(tmp_path), "2", "4", "devices=2", f"strategy={','.join(strategies)}"])
 
-    check_two_ranks(tmp_path, [2, 3, 4])
+    for strategy in strategies:
+        check_two_ranks(tmp_path / strategy, [2, 3, 4])
 
 
 def test_two_nodes_of_one_process_under_torchrun(tmp_path):
