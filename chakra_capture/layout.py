@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PART_SUFFIX = ".part"
+KINETO_DRAFT_SUFFIX = ".tmp"
 HOST_FOLDER = "chakra"
 DEVICE_FOLDER = "kineto"
 PHASES_FOLDER = "phases"
@@ -41,7 +42,7 @@ def part_path(final: Path) -> Path:
 
 def kineto_draft_path(part: Path) -> Path:
     """Path that Kineto writes to, beside the one it is given, and renames (torch 2.13)."""
-    return part.with_name(part.name + ".tmp")
+    return part.with_name(part.name + KINETO_DRAFT_SUFFIX)
 
 
 def resources_path(host_trace: Path) -> Path:

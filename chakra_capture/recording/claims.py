@@ -11,7 +11,7 @@ from pathlib import Path
 
 from chakra_capture.config import IfExists
 from chakra_capture.errors import RecordingError, SettingsError
-from chakra_capture.layout import MERGED_RANK_NAME, TRACE_NAME, RunPaths
+from chakra_capture.layout import KINETO_DRAFT_SUFFIX, MERGED_RANK_NAME, TRACE_NAME, RunPaths
 from chakra_capture.recording.files import create_json, discard, write_json
 from chakra_capture.recording.rank import RankInfo
 
@@ -123,7 +123,7 @@ def _trace_files(paths: RunPaths, rank: int | None = None) -> Iterator[Path]:
     for folder in (paths.host_dir, paths.device_dir, paths.run_dir, paths.phases_dir):
         if folder.is_dir():
             for path in folder.iterdir():
-                match = TRACE_NAME.fullmatch(path.name)
+                match = TRACE_NAME.fullmatch(path.name.removesuffix(KINETO_DRAFT_SUFFIX))
                 owner = int(match["rank"]) if match else None
                 if folder == paths.phases_dir and (phases := re.fullmatch(r"rank-(\d+)\.jsonl", path.name)):
                     owner = int(phases[1])

@@ -346,8 +346,7 @@ class Recorder:
         self._note(done)
         if done.path is not None:
             record.device_trace, record.device_bytes = self._relative(done.path), done.size
-        else:
-            self._discard(kineto_draft_path(part))  # which it leaves where the disk is full
+        self._discard(kineto_draft_path(part))  # which it leaves where the disk is full
 
     def _in_time(self, part: Path, action: Callable[[], Published]) -> Published:
         size = self._run.disk.do(lambda: files.size_of(part))

@@ -97,10 +97,12 @@ def test_overwrite_replaces_the_old_files_of_the_rank_and_of_ranks_that_are_gone
     old = manifest(tmp_path)["run_id"]
     (tmp_path / "0_kineto/rank-7.json").write_text("{}")
     (tmp_path / "0_chakra/rank-0.cycle-1.json").write_text("{}")
+    (tmp_path / "0_kineto/rank-0.json.part.tmp").write_text("{")  # of a process that was killed while Kineto wrote
     (tmp_path / "0_chakra/notes.txt").write_text("mine")
     record(settings(tmp_path, 1, 1, if_exists="overwrite"))
 
     assert manifest(tmp_path)["run_id"] != old
+    assert manifest(tmp_path)["complete"]
     assert files(tmp_path) == [
         "0_chakra/notes.txt",
         "0_chakra/rank-0.json",
