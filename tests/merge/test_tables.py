@@ -353,7 +353,7 @@ def test_case_stream_of_a_context_sync_is_none(tmp_path: Path) -> None:
 
 
 def test_times_near_the_largest_make_no_negative_time(tmp_path: Path) -> None:
-    content = TraceBuilder().op("a", 1_700_000_000_000_000, 4_600_000_000_000_000).op("b", 1_700_000_000_000_001, 1)
+    content = TraceBuilder().op("a", 1_700_000_000_000_000, 9_007_199_254_740).op("b", 1_700_000_000_000_001, 1)
     path = write_json(tmp_path / "d.json", content.device_dict())
     nodes = merge_files(tmp_path / "out", WindowFiles(None, path)).nodes
     assert nodes.filter(pl.col("self_dur_ns") < 0).is_empty()
