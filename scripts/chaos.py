@@ -39,8 +39,8 @@ OPTIONS = (
 )  # fmt: skip
 HARMLESS = ("none", "op_error", "gc", "fork")  # the window is recorded all the same
 KEEPS_PARTS = ("disk_full", "hung", "symlink")
-# These trainers call the optimizer's step without the closure that LBFGS needs.
-ILLEGAL = {("monai", "lbfgs"), ("huggingface", "lbfgs")}
+NO_CLOSURE = "the trainer calls step() without the closure that LBFGS needs"
+ILLEGAL = {("monai", "lbfgs"): NO_CLOSURE, ("huggingface", "lbfgs"): NO_CLOSURE}
 RUNS_PER_PROCESS = 16
 STEP = re.compile(r"ProfilerStep#(\d+)")
 
@@ -227,6 +227,8 @@ def main() -> int:
                 print(f"{'FAILED' if found else 'ok':6} {run.name}", *found, sep="\n       ", flush=True)
     for columns in (EXITS, FAULTS, OPTIONS):
         show(counts, columns, [f for f in FRAMEWORKS if f in given.frameworks])
+    for pair, reason in ILLEGAL.items():
+        print(f"- {' '.join(pair)}: {reason}")
     print(f"seed {given.seed}: {len(failed)} of {len(planned)} failed", *failed)
     return 1 if failed else 0
 

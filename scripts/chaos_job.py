@@ -6,6 +6,7 @@ the process as it would end a job. Prints the exit statuses as a list; null for 
 """
 
 import argparse
+import atexit
 import ctypes
 import faulthandler
 import functools
@@ -242,7 +243,11 @@ def use(options: list[str], training: Training) -> None:
             transformers: Any = sys.modules["transformers"]
             transformers.TrainingArguments = functools.partial(transformers.TrainingArguments, dataloader_num_workers=2)
     if "threads" in options:
-        threading.Thread(target=compute, daemon=True).start()
+        ended = threading.Event()
+        thread = threading.Thread(target=compute, args=(ended,), daemon=True)
+        # A thread that computes when the interpreter has ended ends the process (torch). Ours closes before this.
+        atexit.register(lambda: (ended.set(), thread.join()))
+        thread.start()
 
 
 def shard(network: torch.nn.Module) -> None:
@@ -255,8 +260,8 @@ def shard(network: torch.nn.Module) -> None:
         torch.distributed.fsdp.fully_shard(layer, mesh=mesh)
 
 
-def compute() -> None:
-    while True:
+def compute(ended: threading.Event) -> None:
+    while not ended.is_set():
         torch.ones(16, 16) @ torch.ones(16, 16)
 
 

@@ -185,9 +185,11 @@ class DeviceProfiler:
 
     def export(self, path: Path) -> None:
         """Write the trace; torch reports no failure, so look at the file."""
-        profiler, self._profiler = self._profiler, None
-        if profiler is not None:
-            profiler.export_chrome_trace(str(path))
+        if self._profiler is not None:
+            try:
+                self._profiler.export_chrome_trace(str(path))
+            finally:
+                self._forget()
 
     def drop(self) -> None:
         """Give up a profiler that was not started."""
@@ -215,3 +217,6 @@ class DeviceProfiler:
         session: Any = profiler.profiler if profiler is not None else None
         if session is not None:
             session.entered = False  # The next search for profilers that warm up must not find it.
+            # With shapes its events refer weakly to every tensor, and a sharded module cannot be moved meanwhile
+            # (torch.utils.swap_tensors); the profiler is in a cycle and would live until the next collection.
+            session.kineto_results = None
