@@ -30,6 +30,10 @@ _TAKEN = (
     "another torch profiler was started or stopped inside the window and ended ours. Turn the other one off, or move "
     "the window to steps where it does not run."
 )
+_IN_CAPTURE = (
+    "a CUDA graph is being captured where the recording would begin, and torch's profiler synchronizes the device as it "
+    "starts and stops, which ends a capture in an error. Move the window to steps that no longer capture."
+)
 _NEVER_STARTED = "it was interrupted while it started."
 
 
@@ -57,6 +61,14 @@ def refuse_other_profilers() -> None:
             "another torch profiler is running in this process; nested profilers crash it. Turn the other one off "
             "(for example Trainer(profiler=...)) or move the window to steps where it does not run."
         )
+
+
+def _refuse_while_capturing() -> None:
+    import torch
+
+    is_in_use = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if is_in_use and torch.cuda.is_current_stream_capturing():
+        raise RecordingError(_IN_CAPTURE)
 
 
 def _is_one_warming_up() -> bool:
@@ -126,8 +138,9 @@ class DeviceProfiler:
         """Warm up.
 
         Raises:
-            RecordingError: somebody else profiles or observes.
+            RecordingError: somebody else profiles or observes, or a CUDA graph is being captured.
         """
+        _refuse_while_capturing()
         refuse_other_profilers()
         self._watch.attach()
         self._warm_up()
@@ -136,10 +149,11 @@ class DeviceProfiler:
         """Begin to record, together with the observer.
 
         Raises:
-            RecordingError: somebody else's profiler has come in between.
+            RecordingError: somebody else's profiler has come in between, or a CUDA graph is being captured.
         """
         import torch
 
+        _refuse_while_capturing()
         if self._watch.num_prepared or self._watch.num_started:
             # It has cancelled ours; if it is over, ours can warm up once more.
             self._forget()

@@ -267,6 +267,28 @@ def test_disk_that_is_full_when_a_whole_trace_gets_its_name_is_said_without_a_tr
     assert steps(tmp_path / "0_kineto/rank-0.json.part") == [1]
 
 
+def never():
+    raise AssertionError("the device must not be synchronized now")
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+def test_window_that_begins_while_a_graph_is_captured_is_refused(tmp_path, errors, monkeypatch, warmup_steps):
+    with capture(settings(tmp_path, 1, 4, warmup_steps=warmup_steps, active_steps=2)) as session:
+        num_before = 1 + warmup_steps
+        train(session, num_before)
+        monkeypatch.setattr(torch.cuda, "synchronize", never)
+        for name in ("is_available", "is_initialized", "is_current_stream_capturing"):
+            monkeypatch.setattr(torch.cuda, name, lambda: True)
+        with session.step(num_before):
+            pass
+        monkeypatch.undo()
+        train(session, 6, first=num_before + 1)
+
+    (message,) = errors()
+    assert "a CUDA graph is being captured where the recording would begin" in message
+    assert manifest(tmp_path)["reason"] == "fault"
+
+
 @pytest.mark.parametrize("fault", ["at open", "in the window", "at the end"])
 def test_fault_of_ours_keeps_nothing_of_training_alive(tmp_path, errors, fault):
     class Batch:
