@@ -31,8 +31,8 @@ _TAKEN = (
     "the window to steps where it does not run."
 )
 _IN_CAPTURE = (
-    "a CUDA graph is being captured where the recording would begin, and torch's profiler synchronizes the device as it "
-    "starts and stops, which ends a capture in an error. Move the window to steps that no longer capture."
+    "a CUDA graph is being captured where the recording would begin, and the device is synchronized as the profiler "
+    "starts, which ends a capture in an error. Move the window to steps that no longer capture."
 )
 _NEVER_STARTED = "it was interrupted while it started."
 
