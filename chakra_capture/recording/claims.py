@@ -125,7 +125,7 @@ def _trace_files(paths: RunPaths, rank: int | None = None) -> Iterator[Path]:
             for path in folder.iterdir():
                 match = TRACE_NAME.fullmatch(path.name.removesuffix(KINETO_DRAFT_SUFFIX))
                 owner = int(match["rank"]) if match else None
-                if folder == paths.phases_dir and (phases := re.fullmatch(r"rank-(\d+)\.jsonl", path.name)):
+                if folder == paths.phases_dir and (phases := re.fullmatch(r"rank-(\d+)\.jsonl(?:\.part)?", path.name)):
                     owner = int(phases[1])
                 if owner is not None and rank in (None, owner):
                     yield path

@@ -17,10 +17,10 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
             "chakra_profile.replay_data is on: values of integer tensors, training data among them, are stored beside "
             "the host trace."
         )
-    if not settings.step_windows:
+    if not settings.step_windows and not settings.phases:
         logger.warning(
-            "chakra_profile.start_step is null, and this version of chakra-capture records no phases: nothing will be "
-            "recorded. Set start_step and end_step."
+            "chakra_profile.start_step is null, and this version of chakra-capture opens no windows on demand: nothing "
+            "will be recorded. Set start_step and end_step."
         )
     if settings.ranks is not None and not any(rank < ranks.world_size for rank in settings.ranks):
         logger.warning(
@@ -33,6 +33,5 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
 def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
     """Name the settings that were changed but belong to parts that do not exist yet."""
     names = [name for name in ("live", "log_to_logger") if getattr(settings, name)]
-    names += ["max_recorded_steps"] if settings.max_recorded_steps is not None else []
     names += ["trigger"] if settings.trigger != TriggerConfig() else []
     return names

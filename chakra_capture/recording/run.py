@@ -28,6 +28,7 @@ class Run:
     disk: Disk
     next_cycle: int = 0
     shortfall: Reason | None = None
+    has_phases: bool = False
 
     def take_cycle_number(self) -> int:
         """Return the number of the next file pair; a second fit in the process goes on counting."""

@@ -24,6 +24,8 @@ from chakra_capture.recording.notices import warn_of_what_will_not_be
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
+from chakra_capture.recording.spans import INPUT_WAIT, VALIDATION
+from chakra_capture.recording.step_phases import PARTIAL, PROFILED, StepPhases
 from chakra_capture.recording.window import NEVER
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class Session:
         self._ranks = rank
         self._run: Run | None = None
         self._cycles: Cycles | None = None
+        self._phases: StepPhases | None = None
         self._is_faulty = False
         self._asked: _Request | None = None
         # The whole hot path: below this step there is nothing to do.
@@ -98,20 +101,28 @@ class Session:
         """Tell that global step ``step`` begins; telling it twice is harmless."""
         if step >= self._next_step:
             self._guarded(self._enter, step)
+        if self._phases is not None:
+            self._timed(self._phases.start_step, step)
 
     def end_step(self, step: int) -> None:
         """Tell that global step ``step`` is over."""
+        if self._phases is not None:
+            self._timed(self._end_timing, step)
         if step >= self._next_step:
             self._guarded(self._leave, step)
 
     def abort_step(self) -> None:
         """End the running step without counting it: it turned out to hold no work."""
+        if self._phases is not None:
+            self._timed(self._phases.abort_step)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.abort_step)
 
     def fail_step(self, step: int, error: BaseException | None = None) -> None:
         """Tell that global step ``step`` raised: should it begin again, this attempt is not counted."""
+        if self._phases is not None and self._phases.open_step == step:
+            self._timed(self._phases.flag, PARTIAL)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.fail_step, step)
@@ -119,12 +130,16 @@ class Session:
 
     def start_validation(self) -> None:
         """Tell that the loop validates, between two steps; with ``validation: exclude`` merge leaves it out."""
+        if self._phases is not None:
+            self._timed(self._phases.begin, VALIDATION)
         recorder = self._recorder
         if recorder is not None and self._settings.validation is Validation.exclude:
             self._guarded(recorder.start_validation)
 
     def end_validation(self) -> None:
         """Tell that validation is over."""
+        if self._phases is not None:
+            self._timed(self._phases.end, VALIDATION)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.end_validation)
@@ -153,7 +168,8 @@ class Session:
         while True:
             self.start_step(step)
             try:
-                batch = next(source)
+                with self.phase(INPUT_WAIT):
+                    batch = next(source)
             except StopIteration:
                 self.abort_step()
                 return
@@ -162,13 +178,17 @@ class Session:
             step += 1
 
     def phase(self, name: str) -> AbstractContextManager[object]:
-        """Bracket a part of a step; it shows in the traces under ``name``."""
-        recorder = self._recorder
-        if recorder is None or recorder.open_step is None:
-            return nullcontext()
-        from torch.autograd.profiler import record_function
+        """Bracket a part of a step, or of the time between two; inside the window it shows in the traces, too.
 
-        return record_function(safe_name(name))
+        Args:
+            name: ``input_wait``, ``h2d``, ``forward``, ``backward``, ``optimizer``, between steps ``validation``,
+                ``checkpoint``, ``logging``; or a name of your own. Time counts for the innermost phase alone.
+        """
+        recorder = self._recorder
+        is_recorded = recorder is not None and recorder.open_step is not None
+        if self._phases is None and not is_recorded:
+            return nullcontext()
+        return _Phase(self, name, is_recorded=is_recorded)
 
     def close(self, reason: Reason = Reason.training_ended, error: BaseException | None = None) -> None:
         """Finish what is being recorded and say in the manifest what was and why; later calls do nothing."""
@@ -213,7 +233,7 @@ class Session:
     def forget_in_child(self) -> None:
         """Become inert in a forked child, which shares the parent's files."""
         self._next_step = NEVER
-        self._run = self._cycles = None
+        self._run = self._cycles = self._phases = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy must not share the process's profiler: a module that holds a session is copied (EMA) and pickled.
@@ -238,6 +258,54 @@ class Session:
                         f"recording failed with {type(fault).__name__}: {fault}; chakra_profile.on_fault is 'raise'. "
                         "Set it to 'warn' to train on without the recording."
                     ) from fault
+
+    def _timed(self, action: Callable[..., None], *arguments: object) -> None:
+        """Run ``action`` of the phases; whatever goes wrong in it ends the phases, neither training nor recording."""
+        try:
+            action(*arguments)
+        except Exception as fault:
+            self._phases = None
+            is_expected = isinstance(fault, ChakraCaptureError)
+            message = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
+            run = self._run
+            # A file system that is gone is said once: the manifest, if this rank writes one, will meet it, too. Without
+            # a run, SIGTERM has closed the session in the middle of ``action``.
+            is_said = run is None or self._is_faulty or (run.disk.is_lost and self._records)
+            level = logging.DEBUG if is_said else logging.WARNING
+            logger.log(level, "Phases of steps are no longer recorded, training goes on: %s", message)
+            if run is not None:
+                run.manifest.faults.append(f"phases: {message}")
+
+    def _end_timing(self, step: int) -> None:
+        phases, recorder = self._phases, self._recorder
+        assert phases is not None
+        if phases.open_step != step:
+            return
+        if recorder is not None and recorder.open_step is not None:
+            phases.flag(PROFILED)
+        phases.end_step()
+        if phases.is_finished:
+            self._close_phases()
+        elif phases.is_due:
+            with registry.signals_wait():
+                phases.write()
+
+    def _open_phases(self, run: Run) -> None:
+        path, goes_on = run.paths.phases_file(run.manifest.rank), run.has_phases
+        most = self._settings.max_recorded_steps
+        run.has_phases = True
+        self._phases = run.disk.do(lambda: StepPhases(path, run.manifest, max_steps=most, goes_on=goes_on))
+
+    def _close_phases(self) -> None:
+        phases, self._phases = self._phases, None
+        if phases is not None and self._run is not None:
+            self._run.disk.do(phases.close)
+
+    def _anchor_phases(self, before: Recorder | None) -> None:
+        """Note both clocks where a window starts or ends."""
+        if self._phases is not None and self._recorder is not before:
+            event = "window_start" if before is None else "window_end"
+            self._timed(self._phases.anchor, event)
 
     def _report(self, fault: Exception) -> None:
         # Once: what fails after that, closing a session whose folder is gone, has the same cause.
@@ -284,6 +352,8 @@ class Session:
         run.manifest.settings = settings_in_effect(settings)  # of the latest fit, if there are several
         self._run, self._cycles = run, Cycles(settings, run)
         self._is_faulty = False
+        if settings.phases:
+            self._timed(self._open_phases, run)
         if ranks.rank == 0:
             warn_of_what_will_not_be(settings, ranks)
         if self._records and self._cycles.is_planned:
@@ -299,12 +369,16 @@ class Session:
         if self._asked is not None:
             self._answer(self._asked)
         elif self._cycles is not None:
+            before = self._recorder
             self._cycles.enter(int(step))
+            self._anchor_phases(before)
             self._next_step = self._cycles.next_step(step)
 
     def _leave(self, step: int) -> None:
         if self._cycles is not None:
+            before = self._recorder
             self._cycles.leave(int(step))
+            self._anchor_phases(before)
             self._next_step = self._cycles.next_step(step + 1)
         if self._asked is not None:
             self._answer(self._asked)
@@ -323,6 +397,7 @@ class Session:
         run, cycles = self._run, self._cycles
         assert run is not None
         assert cycles is not None
+        self._timed(self._close_phases)
         if cycles.recorder is not None:
             cycles.recorder.note_error(error)
         cycles.finish(reason)
@@ -381,3 +456,31 @@ class _StepContext:
             self._session.end_step(self.step)
         else:
             self._session.fail_step(self.step, error)
+
+
+class _Phase:
+    """What ``Session.phase`` returns."""
+
+    __slots__ = ("_annotation", "_name", "_session")
+
+    def __init__(self, session: Session, name: str, *, is_recorded: bool) -> None:
+        self._session, self._name = session, name
+        self._annotation: Any = None
+        if is_recorded:
+            from torch.autograd.profiler import record_function
+
+            self._annotation = record_function(safe_name(name))
+
+    def __enter__(self) -> None:
+        phases = self._session._phases
+        if phases is not None:
+            self._session._timed(phases.begin, self._name)
+        if self._annotation is not None:
+            self._annotation.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if self._annotation is not None:
+            self._annotation.__exit__(*error)
+        phases = self._session._phases
+        if phases is not None:
+            self._session._timed(phases.end, self._name)

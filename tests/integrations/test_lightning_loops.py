@@ -124,7 +124,7 @@ def test_fit_that_trains_nothing_says_that_the_window_was_not_reached(tmp_path, 
 
     assert ["was never reached" in said for said in warnings(caplog)] == [True]
     assert (manifest(tmp_path)["complete"], manifest(tmp_path)["reason"]) == (False, "window never reached")
-    assert files(tmp_path) == ["0_run/rank-0.json", "0_run/run.json"]
+    assert files(tmp_path) == ["0_phases/rank-0.jsonl", "0_run/rank-0.json", "0_run/run.json"]
 
 
 class Terminated(pl.Callback):

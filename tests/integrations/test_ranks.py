@@ -52,7 +52,11 @@ def test_rank_that_dies_in_the_window_leaves_the_survivors_traces_whole(trained,
     assert (survivor["complete"], survivor["reason"], survivor["detail"]) == (False, "exception", "RuntimeError")
     assert (survivor["windows"][0]["steps"], survivor["windows"][0]["partial_step"]) == ([2, 3, 4], 5)
     # Of the dead rank only what is not finished, under a name that says so.
-    assert unfinished(folder) == ["0_chakra/rank-1.json.part", "0_kineto/rank-1.json.part"]
+    assert unfinished(folder) == [
+        "0_chakra/rank-1.json.part",
+        "0_kineto/rank-1.json.part",
+        "0_phases/rank-1.jsonl.part",
+    ]
     assert [name for name in files(folder / "t") if name.endswith("rank-1.json")] == []
 
 

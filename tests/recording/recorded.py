@@ -27,6 +27,11 @@ def files(trace_dir: Path) -> list[str]:
     return sorted(str(path.relative_to(trace_dir)) for path in trace_dir.rglob("*") if path.is_file())
 
 
+def traces(trace_dir: Path) -> list[str]:
+    """The host and device traces among them, finished or not."""
+    return [name for name in files(trace_dir) if "_chakra/" in name or "_kineto/" in name]
+
+
 def entries(path: Path) -> list[dict[str, Any]]:
     """The nodes of a host trace or the events of a device trace."""
     content = read(path)

@@ -19,7 +19,7 @@ from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from chakra_capture import capture
 from recording.loops import train, work
-from recording.recorded import files, manifest, read, settings, steps
+from recording.recorded import files, manifest, read, settings, steps, traces
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_observer_of_somebody_else_is_refused_and_its_file_stays_whole(tmp_path,
     assert "an ExecutionTraceObserver is registered in this process already" in errors()[0]
     assert "aten::mm" in {node["name"] for node in read(tmp_path / "other.json")["nodes"]}
     assert manifest(tmp_path / "t")["reason"] == "fault"
-    assert [name for name in files(tmp_path / "t") if "run" not in name] == []
+    assert traces(tmp_path / "t") == []
 
     run_session(settings(tmp_path / "u", 1, 2))
     assert steps(tmp_path / "u/0_chakra/rank-0.json") == [1, 2]
@@ -260,7 +260,7 @@ def test_disk_that_is_full_when_a_whole_trace_gets_its_name_is_said_without_a_tr
     assert "Free space, change the permissions or set chakra_profile.trace_dir" in message
     assert [record.exc_info for record in caplog.records if record.levelno == logging.ERROR] == [None]
     # The device trace was whole already, the end of the host trace was not written.
-    assert [name for name in files(tmp_path) if "_run" not in name] == [
+    assert traces(tmp_path) == [
         "0_chakra/rank-0.json.part",
         "0_kineto/rank-0.json.part",
     ]

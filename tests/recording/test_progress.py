@@ -8,7 +8,7 @@ import torch
 
 from chakra_capture import ChakraProfileConfig, capture
 from recording.loops import train, work
-from recording.recorded import check_pair, files, manifest, settings, steps
+from recording.recorded import check_pair, manifest, settings, steps, traces
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_step_numbers_that_start_anew_in_the_warm_up_end_it(tmp_path, log):
         for _ in range(3):
             train(session, 3)
 
-    assert [name for name in files(tmp_path) if "_run/" not in name] == []
+    assert traces(tmp_path) == []
     assert manifest(tmp_path)["reason"] == "step numbers went back"
     assert len(messages(log, logging.WARNING)) == 2
 

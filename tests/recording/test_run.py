@@ -107,10 +107,19 @@ def test_overwrite_replaces_the_old_files_of_the_rank_and_of_ranks_that_are_gone
         "0_chakra/notes.txt",
         "0_chakra/rank-0.json",
         "0_kineto/rank-0.json",
+        "0_phases/rank-0.jsonl",
         "0_run/rank-0.json",
         "0_run/run.json",
     ]
     assert steps(tmp_path / "0_chakra/rank-0.json") == [1]
+
+
+def test_phases_that_a_killed_run_left_keep_its_names(tmp_path):
+    (tmp_path / "0_phases").mkdir()
+    (tmp_path / "0_phases/rank-0.jsonl.part").write_text("{}\n")
+    record(settings(tmp_path, 1, 1))
+    assert steps(tmp_path / "0.1_chakra/rank-0.json") == [1]
+    assert (tmp_path / "0_phases/rank-0.jsonl.part").read_text() == "{}\n"
 
 
 def test_error_refuses_before_training(tmp_path):

@@ -16,7 +16,7 @@ from chakra_capture.annotations import VALIDATION, parse_step
 from chakra_capture.errors import RecordingError, SettingsError
 from chakra_capture.recording.rank import RankInfo
 from recording.loops import micro_batches, train, work
-from recording.recorded import check_pair, entries, files, manifest, names, read, settings, steps
+from recording.recorded import check_pair, entries, files, manifest, names, read, settings, steps, traces
 
 
 @pytest.fixture
@@ -38,7 +38,13 @@ def test_nemos_sample_records_every_step_of_the_window(tmp_path, log):
         "====== Start chakra profiling from global_step 5 ======",
         "====== End chakra profiling at global_step 11 ======",
     ]
-    assert files(tmp_path) == ["0_chakra/rank-0.json", "0_kineto/rank-0.json", "0_run/rank-0.json", "0_run/run.json"]
+    assert files(tmp_path) == [
+        "0_chakra/rank-0.json",
+        "0_kineto/rank-0.json",
+        "0_phases/rank-0.jsonl",
+        "0_run/rank-0.json",
+        "0_run/run.json",
+    ]
     said = manifest(tmp_path)
     assert (said["complete"], said["reason"], said["windows"][0]["steps"]) == (True, "complete", [5, 6, 7, 8, 9, 10])
     assert said["run_id"] == read(tmp_path / "0_run/run.json")["run_id"]
@@ -144,7 +150,7 @@ def test_window_that_is_never_reached_is_said_once(tmp_path, log):
         "end_step to steps that training reaches."
     ]
     assert (manifest(tmp_path)["complete"], manifest(tmp_path)["reason"]) == (False, "window never reached")
-    assert files(tmp_path) == ["0_run/rank-0.json", "0_run/run.json"]
+    assert files(tmp_path) == ["0_phases/rank-0.jsonl", "0_run/rank-0.json", "0_run/run.json"]
 
 
 def test_resume_past_the_window_is_said_at_the_first_step(tmp_path, log):
@@ -314,7 +320,7 @@ def test_profiler_options_reach_the_trace(tmp_path):
     assert any(e.get("cat") == "python_function" for e in content["traceEvents"])
 
 
-def test_only_chosen_ranks_record(tmp_path):
+def test_only_chosen_ranks_record_the_window_and_all_their_phases(tmp_path):
     for rank in (0, 1):
         with capture(settings(tmp_path, 1, 1, ranks=[1]), rank=RankInfo(rank, 2)) as session:
             train(session, 3)
@@ -323,6 +329,8 @@ def test_only_chosen_ranks_record(tmp_path):
     assert [name for name in files(tmp_path) if "run.json" not in name] == [
         "0_chakra/rank-1.json",
         "0_kineto/rank-1.json",
+        "0_phases/rank-0.jsonl",
+        "0_phases/rank-1.jsonl",
         "0_run/.rank-0.started",
         "0_run/.rank-1.started",
         "0_run/rank-1.json",
@@ -381,7 +389,7 @@ def test_settings_of_later_versions_are_named_once(tmp_path, log):
 def test_training_that_ends_while_warming_up_leaves_nothing_and_the_next_recording_is_whole(tmp_path):
     with capture(settings(tmp_path, 2, 6, warmup_steps=3)) as session:
         train(session, 4)
-    assert [name for name in files(tmp_path) if "_run/" not in name] == []
+    assert traces(tmp_path) == []
     assert manifest(tmp_path)["reason"] == "training ended"
 
     with capture(settings(tmp_path, 1, 2)) as session:
@@ -523,9 +531,8 @@ def test_loop_left_by_break_leaves_its_last_step_cut_short(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"start_step": None, "end_step": None}, "records no phases: nothing will be recorded"),
+        ({"start_step": None, "end_step": None, "phases": False}, "no windows on demand: nothing will be recorded"),
         ({"ranks": [7]}, "ranks is [7] but the job has 1 rank(s)"),
-        ({"max_recorded_steps": 5}, "max_recorded_steps has no effect"),
     ],
 )
 def test_settings_that_record_nothing_or_less_say_so(tmp_path, log, changes, part):

@@ -1,0 +1,161 @@
+"""Where the time of a training loop goes: spans with a begin and an end, summed to one record per step.
+
+Pure: told what happens and when it is asked to, it reads the one clock it was given. The definitions of the phases,
+and that a step includes the wait for its input, follow TraceML 0.5 (``step_time = input_wait + traced_step``).
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+FORWARD, BACKWARD, INPUT_WAIT, VALIDATION = "forward", "backward", "input_wait", "validation"
+# So many spans of one step, or of one gap, keep their bounds; the sums count all.
+_MOST_SPANS = 256
+# So many names may there be; what has a further one is counted under the last.
+_MOST_NAMES = 64
+_OTHER_NAMES = "(other names)"
+
+
+class DeviceClock(Protocol):
+    """Marks on the device's own time line, read later without waiting for the device."""
+
+    def mark(self) -> Any:
+        """Put a mark behind the work queued so far; None where that cannot be done now."""
+
+    def elapsed_ns(self, first: Any, last: Any) -> int | None:
+        """Time between two marks; None while the device has not reached the second."""
+
+    def release(self, mark: Any) -> None:
+        """Let a mark be used again."""
+
+
+@dataclass(slots=True)
+class Total:
+    """Time of one phase less that of phases inside it, and how often it was entered."""
+
+    ns: int = 0
+    calls: int = 0
+
+
+@dataclass(slots=True)
+class Stretch:
+    """A step, or the time between two steps.
+
+    Attributes:
+        begin_ns, end_ns: on the monotonic clock.
+        totals: by phase, exclusive of phases inside it.
+        spans: (phase, begin, end) of each, inclusive, ns after ``begin_ns``; the first ones.
+        num_spans_left_out: spans beyond those.
+        marks: (phase, first, last) on the device's time line.
+        device_ns: by phase, once the device has said so.
+    """
+
+    begin_ns: int
+    end_ns: int = 0
+    totals: dict[str, Total] = field(default_factory=dict)
+    spans: list[tuple[str, int, int]] = field(default_factory=list)
+    num_spans_left_out: int = 0
+    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
+    device_ns: dict[str, int] | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    name: str
+    begin_ns: int
+    inner_ns: int
+    mark: Any
+
+
+class Spans:
+    """Follows one thread's loop: a step or the time between two, and the phases open in it, innermost last."""
+
+    def __init__(self, clock: Callable[[], int], device: DeviceClock | None = None) -> None:
+        self._clock, self._device = clock, device
+        self._thread = 0
+        self._names: set[str] = set()
+        self._stack: list[_Open] = []
+        self.step: int | None = None
+        self.stretch = Stretch(clock())
+
+    def start_step(self, step: int) -> Stretch:
+        """Begin a step; returns the time since the last one."""
+        self._thread = threading.get_ident()
+        gap = self._turn()
+        self.step = step
+        return gap
+
+    def end_step(self) -> Stretch:
+        """End the step; returns it. What is still open in it ends with it."""
+        done = self._turn()
+        self.step = None
+        return done
+
+    def begin(self, name: str) -> None:
+        """Enter a phase."""
+        if not self._is_here():
+            return
+        if name not in self._names:
+            if len(self._names) >= _MOST_NAMES:
+                name = _OTHER_NAMES
+            self._names.add(name)
+        # Activation checkpointing runs forwards again inside backward: that is backward's time.
+        if name == FORWARD and any(each.name == BACKWARD for each in self._stack):
+            name = BACKWARD
+        mark = self._device.mark() if self._device is not None and self.step is not None else None
+        self._stack.append(_Open(name, self._clock(), 0, mark))
+
+    def end(self, name: str) -> None:
+        """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""
+        if not self._is_here():
+            return
+        now, stack = self._clock(), self._stack
+        if stack and stack[-1].name == name:
+            self._close(now)
+            return
+        depth = next((at for at in reversed(range(len(stack))) if self._is(stack[at], name)), None)
+        if depth is not None:
+            while len(stack) > depth:
+                self._close(now)
+
+    def _is_here(self) -> bool:
+        """Whether the calling thread is the one that is followed: others (autograd's) run beside its phases."""
+        me = threading.get_ident()
+        if not self._thread:
+            self._thread = me
+        return self._thread == me
+
+    @staticmethod
+    def _is(entry: _Open, name: str) -> bool:
+        return entry.name in (name, _OTHER_NAMES) or (name == FORWARD and entry.name == BACKWARD)
+
+    def _turn(self) -> Stretch:
+        now = self._clock()
+        while self._stack:
+            self._close(now)
+        done, self.stretch = self.stretch, Stretch(now)
+        done.end_ns = now
+        return done
+
+    def _close(self, now: int) -> None:
+        entry, stretch = self._stack.pop(), self.stretch
+        lasted = now - entry.begin_ns
+        total = stretch.totals.get(entry.name)
+        if total is None:
+            total = stretch.totals[entry.name] = Total()
+        total.ns += lasted - entry.inner_ns
+        if self._stack:
+            self._stack[-1].inner_ns += lasted
+        if not self._stack or self._stack[-1].name != entry.name:
+            total.calls += 1
+        if entry.mark is not None and self._device is not None:
+            last = self._device.mark()
+            if last is None:
+                self._device.release(entry.mark)
+            else:
+                stretch.marks.append((entry.name, entry.mark, last))
+        if len(stretch.spans) < _MOST_SPANS:
+            stretch.spans.append((entry.name, entry.begin_ns - stretch.begin_ns, now - stretch.begin_ns))
+        else:
+            stretch.num_spans_left_out += 1
