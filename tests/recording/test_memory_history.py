@@ -23,7 +23,8 @@ def cuda(monkeypatch):
         calls.append(enabled)
         state["is_on"] = enabled is not None
 
-    for name, value in (("is_available", True), ("is_initialized", True), ("synchronize", None), ("device_count", 0)):
+    answers = {"is_available": True, "is_initialized": True, "is_current_stream_capturing": False, "device_count": 0}
+    for name, value in {**answers, "synchronize": None}.items():
         monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: state["is_on"], raising=False)
     monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
