@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -130,6 +129,12 @@ def step_or_die(self, batch, batch_idx):
 
 Digits.training_step = step_or_die
 
+# Every 5 s Lightning looks for dead children, and kills rank 0 by SIGKILL too if there is one; a busy machine may not
+# have finished its recording by then.
+from lightning_fabric.strategies.launchers import subprocess_script
+
+subprocess_script._ChildProcessObserver.__init__.__defaults__ = (600,)
+
 """
 
 
@@ -146,8 +151,8 @@ def test_a_killed_rank_leaves_the_other_one_mergeable(tmp_path: Path) -> None:
     trained = run(
         sys.executable, script, *[f"chakra_profile.{k}={v}" for k, v in settings.items()], cwd=tmp_path, timeout=240
     )
-    # The job dies as it does without us: by Lightning's signal or with the error of the lost peer, never by SIGSEGV.
-    assert trained.returncode not in (0, -signal.SIGSEGV, -signal.SIGABRT), trained.stderr
+    # The job dies as it does without us, of the error of the lost peer, by no signal.
+    assert trained.returncode > 0, trained.stderr
     merged = run(CLI, "merge", traces, "--json")
     report = {rank["rank"]: rank for rank in json.loads(merged.stdout)["ranks"]}
     assert report[0]["error"] is None
