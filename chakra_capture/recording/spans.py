@@ -4,9 +4,9 @@ Pure: told what happens and when it is asked to, it reads the one clock it was g
 and that a step includes the wait for its input, follow TraceML 0.5 (``step_time = input_wait + traced_step``).
 """
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any, Protocol
 
 FORWARD, BACKWARD, INPUT_WAIT, VALIDATION = "forward", "backward", "input_wait", "validation"
@@ -60,12 +60,11 @@ class Stretch:
     device_ns: dict[str, int] | None = None
 
 
-@dataclass(slots=True)
 class _Open:
-    name: str
-    begin_ns: int
-    inner_ns: int
-    mark: Any
+    __slots__ = ("begin_ns", "inner_ns", "mark", "name")
+
+    def __init__(self, name: str, begin_ns: int, mark: Any) -> None:
+        self.name, self.begin_ns, self.inner_ns, self.mark = name, begin_ns, 0, mark
 
 
 class Spans:
@@ -81,7 +80,7 @@ class Spans:
 
     def start_step(self, step: int) -> Stretch:
         """Begin a step; returns the time since the last one."""
-        self._thread = threading.get_ident()
+        self._thread = get_ident()
         gap = self._turn()
         self.step = step
         return gap
@@ -94,21 +93,21 @@ class Spans:
 
     def begin(self, name: str) -> None:
         """Enter a phase."""
-        if not self._is_here():
+        if get_ident() != self._thread and not self._is_here():
             return
         if name not in self._names:
             if len(self._names) >= _MOST_NAMES:
                 name = _OTHER_NAMES
             self._names.add(name)
         # Activation checkpointing runs forwards again inside backward: that is backward's time.
-        if name == FORWARD and any(each.name == BACKWARD for each in self._stack):
+        if name == FORWARD and self._stack and any(each.name == BACKWARD for each in self._stack):
             name = BACKWARD
         mark = self._device.mark() if self._device is not None and self.step is not None else None
-        self._stack.append(_Open(name, self._clock(), 0, mark))
+        self._stack.append(_Open(name, self._clock(), mark))
 
     def end(self, name: str) -> None:
         """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""
-        if not self._is_here():
+        if get_ident() != self._thread and not self._is_here():
             return
         now, stack = self._clock(), self._stack
         if stack and stack[-1].name == name:
@@ -121,7 +120,7 @@ class Spans:
 
     def _is_here(self) -> bool:
         """Whether the calling thread is the one that is followed: others (autograd's) run beside its phases."""
-        me = threading.get_ident()
+        me = get_ident()
         if not self._thread:
             self._thread = me
         return self._thread == me

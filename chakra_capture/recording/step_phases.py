@@ -53,7 +53,9 @@ class StepPhases:
         if goes_on and path.exists():
             os.replace(path, part)
         self._file = PhaseFile(part, is_continued=goes_on and part.exists(), clock=clock)
-        self._spans = Spans(clock, device)
+        self._spans = spans = Spans(clock, device)
+        # The hot path: entering a phase, or what the loop does between two steps, and leaving it.
+        self.begin, self.end = spans.begin, spans.end
         self._left = max_steps
         self._flags: set[str] = {FIRST}
         self._gap: Stretch | None = None
@@ -108,14 +110,6 @@ class StepPhases:
             self._release(lost)
             self._spans.stretch = _joined(gap, lost) if gap is not None else lost
             self._gap = None
-
-    def begin(self, name: str) -> None:
-        """Enter a phase, or between two steps what the loop does there."""
-        self._spans.begin(name)
-
-    def end(self, name: str) -> None:
-        """Leave it."""
-        self._spans.end(name)
 
     def flag(self, flag: str) -> None:
         """Mark the step that runs."""

@@ -111,7 +111,12 @@ STEPS = Table(
         Column("ts_ns", _INT, "start, Unix epoch", "ns"),
         Column("dur_ns", _INT, "duration; null if the step has no recorded end", "ns"),
         *(
-            Column(f"{phase}_ns", _INT, f"time in {phase}; null = not measured (phases are not recorded yet)", "ns")
+            Column(
+                f"{phase}_ns",
+                _INT,
+                f"time in {phase}; null = not measured (merge does not join the recorded phases yet)",
+                "ns",
+            )
             for phase in PHASES
         ),
         Column("coverage", pl.Float64, "accounted time / wall time; null = not measured"),
