@@ -264,20 +264,17 @@ class Session:
         try:
             action(*arguments)
         except Exception as fault:
-            self._end_phases(fault)
-
-    def _end_phases(self, fault: Exception) -> None:
-        self._phases = None
-        is_expected = isinstance(fault, ChakraCaptureError)
-        message = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
-        run = self._run
-        # A file system that is gone is said once: the manifest, if this rank writes one, will meet it, too. Without a
-        # run, SIGTERM has closed the session in the middle of the action.
-        is_said = run is None or self._is_faulty or (run.disk.is_lost and self._records)
-        level = logging.DEBUG if is_said else logging.WARNING
-        logger.log(level, "Phases of steps are no longer recorded, training goes on: %s", message)
-        if run is not None:
-            run.manifest.faults.append(f"phases: {message}")
+            self._phases = None
+            is_expected = isinstance(fault, ChakraCaptureError)
+            message = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
+            run = self._run
+            # A file system that is gone is said once: the manifest, if this rank writes one, will meet it, too.
+            # Without a run, SIGTERM has closed the session in the middle of the action.
+            is_said = run is None or self._is_faulty or (run.disk.is_lost and self._records)
+            level = logging.DEBUG if is_said else logging.WARNING
+            logger.log(level, "Phases of steps are no longer recorded, training goes on: %s", message)
+            if run is not None:
+                run.manifest.faults.append(f"phases: {message}")
 
     def _end_timing(self, step: int) -> None:
         phases, recorder = self._phases, self._recorder
@@ -477,10 +474,7 @@ class _Phase:
     def __enter__(self) -> None:
         phases = self._session._phases
         if phases is not None:
-            try:
-                phases.begin(self._name)
-            except Exception as fault:
-                self._session._end_phases(fault)
+            self._session._timed(phases.begin, self._name)
         if self._annotation is not None:
             self._annotation.__enter__()
 
@@ -489,7 +483,4 @@ class _Phase:
             self._annotation.__exit__(*error)
         phases = self._session._phases
         if phases is not None:
-            try:
-                phases.end(self._name)
-            except Exception as fault:
-                self._session._end_phases(fault)
+            self._session._timed(phases.end, self._name)

@@ -69,6 +69,16 @@ def recorder(folder: Path, **more: Any) -> StepPhases:
     return StepPhases(folder / PHASES, who, clock=Clock(), **more)
 
 
+def time_forwards(phases: StepPhases, num_steps: int) -> None:
+    for step in range(num_steps):
+        phases.start_step(step)
+        phases.begin("forward")
+        phases.end("forward")
+        phases.end_step()
+        assert len(phases._pending) <= 64
+    phases.close()
+
+
 def test_every_step_has_a_line_with_its_phases_and_the_time_before_it(tmp_path):
     with capture(phases_only(tmp_path)) as session:
         with session.phase("checkpoint"):
@@ -195,13 +205,7 @@ def test_a_killed_process_leaves_its_lines_under_the_working_name(tmp_path):
 
 def test_times_of_the_device_come_when_it_has_answered_and_steps_keep_their_order(tmp_path):
     device = SlowDevice(after=3)
-    phases = recorder(tmp_path, device=device)
-    for step in range(4):
-        phases.start_step(step)
-        phases.begin("forward")
-        phases.end("forward")
-        phases.end_step()
-    phases.close()
+    time_forwards(recorder(tmp_path, device=device), 4)
     steps = lines(tmp_path, "step")
     assert [(line["step"], line["device_ns"]) for line in steps] == [(n, {"forward": 100}) for n in range(4)]
     assert sorted(device.free) == [*range(1, device.num_marks + 1)]
@@ -209,14 +213,7 @@ def test_times_of_the_device_come_when_it_has_answered_and_steps_keep_their_orde
 
 def test_a_device_that_never_answers_costs_its_own_times_alone(tmp_path):
     device = SlowDevice(after=10**9)
-    phases = recorder(tmp_path, device=device)
-    for step in range(70):
-        phases.start_step(step)
-        phases.begin("forward")
-        phases.end("forward")
-        phases.end_step()
-        assert len(phases._pending) <= 64
-    phases.close()
+    time_forwards(recorder(tmp_path, device=device), 70)
     assert [line["device_ns"] for line in lines(tmp_path, "step")] == [None] * 70
     assert sorted(device.free) == [*range(1, device.num_marks + 1)]
 
