@@ -5,6 +5,12 @@ import re
 STEP_PREFIX = "ProfilerStep#"
 VALIDATION = "## chakra_capture:validation ##"
 PROCESS_GROUP_INIT = "## process_group:init ##"
+# The parts of a step, and what may come between two steps (or between the batches of one that accumulates).
+INPUT_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER = "input_wait", "h2d", "forward", "backward", "optimizer"
+VALIDATION_PHASE, CHECKPOINT, CALLBACKS = "validation", "checkpoint", "callbacks"
+BETWEEN_STEPS = (VALIDATION_PHASE, CHECKPOINT, CALLBACKS)
+# Of a training whose forward, backward and optimizer nobody tells apart.
+ITERATION = "iteration"
 # The observer's own root nodes.
 PROCESS_ROOT = "[pytorch|profiler|execution_trace|process]"
 THREAD_ROOT = "[pytorch|profiler|execution_trace|thread]"

@@ -9,6 +9,7 @@ table is made. Where settings may stand, and what else in a job rules them out, 
 
 import logging
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from itertools import pairwise
@@ -285,6 +286,11 @@ def _without_effect(settings: ChakraProfileConfig) -> list[str]:
     return found
 
 
+def is_switched_off(environ: Mapping[str, str]) -> bool:
+    """Say whether CHAKRA_CAPTURE_DISABLED turns everything off."""
+    return environ.get(DISABLED_VARIABLE, "").strip().lower() not in {"", "0", "false", "no", "off"}
+
+
 def settings_from(source: object) -> ChakraProfileConfig:
     """Read and check settings: dataclass, mapping or DictConfig, the section or a whole configuration that holds it.
 
@@ -296,7 +302,7 @@ def settings_from(source: object) -> ChakraProfileConfig:
         SettingsError: a key is unknown, a value has a wrong type or cannot work, or another profiler
             (``nsys_profile``, or Nsight around this process) is in use.
     """
-    if os.environ.get(DISABLED_VARIABLE, "").strip().lower() not in {"", "0", "false", "no", "off"}:
+    if is_switched_off(os.environ):
         return ChakraProfileConfig()
     section = find_section(source, SECTION)
     settings = section.value

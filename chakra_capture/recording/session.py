@@ -7,25 +7,25 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-from chakra_capture.annotations import safe_name
+from chakra_capture.annotations import INPUT_WAIT, VALIDATION_PHASE
 from chakra_capture.config import ChakraProfileConfig, OnFault, Validation, settings_from
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import registry
 from chakra_capture.recording.cycles import ALWAYS, Cycles
 from chakra_capture.recording.disk import Disk
+from chakra_capture.recording.loop_phases import LoopPhases
 from chakra_capture.recording.manifest import Reason, settings_in_effect
 from chakra_capture.recording.notices import warn_of_what_will_not_be
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
-from chakra_capture.recording.spans import INPUT_WAIT, VALIDATION
-from chakra_capture.recording.step_phases import PARTIAL, PROFILED, StepPhases
+from chakra_capture.recording.step_phases import PARTIAL, UPDATE_SKIPPED
 from chakra_capture.recording.window import NEVER
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Session:
         self._ranks = rank
         self._run: Run | None = None
         self._cycles: Cycles | None = None
-        self._phases: StepPhases | None = None
+        self._phases = LoopPhases()
         self._is_faulty = False
         self._asked: _Request | None = None
         # The whole hot path: below this step there is nothing to do.
@@ -101,28 +101,40 @@ class Session:
         """Tell that global step ``step`` begins; telling it twice is harmless."""
         if step >= self._next_step:
             self._guarded(self._enter, step)
-        if self._phases is not None:
-            self._timed(self._phases.start_step, step)
+        steps = self._phases.steps
+        if steps is not None:
+            self._timed(steps.start_step, step)
 
     def end_step(self, step: int) -> None:
         """Tell that global step ``step`` is over."""
-        if self._phases is not None:
-            self._timed(self._end_timing, step)
+        phases = self._phases
+        is_recorded = self._is_step_recorded
+        if is_recorded:
+            self._timed(phases.end_annotation)
+        if phases.steps is not None:
+            self._timed(phases.end_step, step, is_recorded)
         if step >= self._next_step:
             self._guarded(self._leave, step)
 
-    def abort_step(self) -> None:
-        """End the running step without counting it: it turned out to hold no work."""
-        if self._phases is not None:
-            self._timed(self._phases.abort_step)
+    def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
+        """End the running step without counting it: it turned out to hold no work, or work for nothing.
+
+        Args:
+            batches: the batches that came to nothing, numbered as the framework does.
+            why: what became of them.
+        """
+        self._timed(self._phases.end_annotation)
+        if self._phases.steps is not None:
+            self._timed(self._phases.steps.abort_step, batches, why)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.abort_step)
 
     def fail_step(self, step: int, error: BaseException | None = None) -> None:
         """Tell that global step ``step`` raised: should it begin again, this attempt is not counted."""
-        if self._phases is not None and self._phases.open_step == step:
-            self._timed(self._phases.flag, PARTIAL)
+        steps = self._phases.steps
+        if steps is not None and steps.open_step == step:
+            self._timed(steps.flag, PARTIAL)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.fail_step, step)
@@ -130,16 +142,16 @@ class Session:
 
     def start_validation(self) -> None:
         """Tell that the loop validates, between two steps; with ``validation: exclude`` merge leaves it out."""
-        if self._phases is not None:
-            self._timed(self._phases.begin, VALIDATION)
+        if self._phases.steps is not None:
+            self._timed(self._phases.steps.begin, VALIDATION_PHASE)
         recorder = self._recorder
         if recorder is not None and self._settings.validation is Validation.exclude:
             self._guarded(recorder.start_validation)
 
     def end_validation(self) -> None:
         """Tell that validation is over."""
-        if self._phases is not None:
-            self._timed(self._phases.end, VALIDATION)
+        if self._phases.steps is not None:
+            self._timed(self._phases.steps.end, VALIDATION_PHASE)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.end_validation)
@@ -182,13 +194,61 @@ class Session:
 
         Args:
             name: ``input_wait``, ``h2d``, ``forward``, ``backward``, ``optimizer``, between steps ``validation``,
-                ``checkpoint``, ``logging``; or a name of your own. Time counts for the innermost phase alone.
+                ``checkpoint``, ``callbacks``; or a name of your own. Time counts for the innermost phase alone.
         """
-        recorder = self._recorder
-        is_recorded = recorder is not None and recorder.open_step is not None
-        if self._phases is None and not is_recorded:
+        if self._phases.steps is None and not self._is_step_recorded:
             return nullcontext()
-        return _Phase(self, name, is_recorded=is_recorded)
+        return _Phase(self, name)
+
+    def begin_phase(self, name: str) -> None:
+        """Enter a phase; ``phase`` is the same as a context."""
+        steps = self._phases.steps
+        if steps is not None:
+            self._timed(steps.begin, name)
+        if self._is_step_recorded:
+            self._timed(self._phases.annotate, name)
+
+    def end_phase(self, name: str) -> None:
+        """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""
+        self._timed(self._phases.end_annotation, name)
+        steps = self._phases.steps
+        if steps is not None:
+            self._timed(steps.end, name)
+
+    @property
+    def times_phases(self) -> bool:
+        """Say whether phases are recorded now."""
+        return self._phases.steps is not None
+
+    def time_phase(self, name: str, install: Callable[[], Callable[[], None]]) -> None:
+        """Hook up what times a phase, for as long as phases are recorded; if that fails, it alone is not measured.
+
+        Args:
+            name: the phase.
+            install: changes what has to be changed and returns what puts it back.
+        """
+        if self._phases.steps is None:
+            return
+        try:
+            self._phases.hook(name, install)
+        except Exception as fault:
+            self.measures(name, _said(fault))
+            logger.warning("The phase %s is not measured, training goes on: %s", name, _said(fault))
+
+    def measures(self, name: str, why_not: str | None = None) -> None:
+        """Note that a phase is timed from now on, or why it is not: it is missing then, not zero."""
+        if self._phases.steps is not None:
+            self._timed(self._phases.steps.measures, name, why_not)
+
+    def skip_update(self) -> None:
+        """Tell that the running step ends without its update, as when a scaler has found infinite gradients."""
+        if self._phases.steps is not None:
+            self._timed(self._phases.steps.flag, UPDATE_SKIPPED)
+
+    @property
+    def _is_step_recorded(self) -> bool:
+        cycles = self._cycles
+        return cycles is not None and cycles.recorder is not None and cycles.recorder.open_step is not None
 
     def close(self, reason: Reason = Reason.training_ended, error: BaseException | None = None) -> None:
         """Finish what is being recorded and say in the manifest what was and why; later calls do nothing."""
@@ -233,7 +293,8 @@ class Session:
     def forget_in_child(self) -> None:
         """Become inert in a forked child, which shares the parent's files."""
         self._next_step = NEVER
-        self._run = self._cycles = self._phases = None
+        self._run = self._cycles = None
+        self._phases = LoopPhases()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy must not share the process's profiler: a module that holds a session is copied (EMA) and pickled.
@@ -264,9 +325,8 @@ class Session:
         try:
             action(*arguments)
         except Exception as fault:
-            self._phases = None
-            is_expected = isinstance(fault, ChakraCaptureError)
-            message = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
+            self._phases.forget()
+            message = _said(fault)
             run = self._run
             # A file system that is gone is said once: the manifest, if this rank writes one, will meet it, too.
             # Without a run, SIGTERM has closed the session in the middle of the action.
@@ -276,44 +336,12 @@ class Session:
             if run is not None:
                 run.manifest.faults.append(f"phases: {message}")
 
-    def _end_timing(self, step: int) -> None:
-        phases, recorder = self._phases, self._recorder
-        assert phases is not None
-        if phases.open_step != step:
-            return
-        if recorder is not None and recorder.open_step is not None:
-            phases.flag(PROFILED)
-        phases.end_step()
-        if phases.is_finished:
-            self._close_phases()
-        elif phases.is_due:
-            with registry.signals_wait():
-                phases.write()
-
-    def _open_phases(self, run: Run) -> None:
-        path, goes_on = run.paths.phases_file(run.manifest.rank), run.has_phases
-        most = self._settings.max_recorded_steps
-        run.has_phases = True
-        self._phases = run.disk.do(lambda: StepPhases(path, run.manifest, max_steps=most, goes_on=goes_on))
-
-    def _close_phases(self) -> None:
-        phases, self._phases = self._phases, None
-        if phases is not None and self._run is not None:
-            self._run.disk.do(phases.close)
-
-    def _anchor_phases(self, before: Recorder | None) -> None:
-        """Note both clocks where a window starts or ends."""
-        if self._phases is not None and self._recorder is not before:
-            event = "window_start" if before is None else "window_end"
-            self._timed(self._phases.anchor, event)
-
     def _report(self, fault: Exception) -> None:
         # Once: what fails after that, closing a session whose folder is gone, has the same cause.
         level = logging.DEBUG if self._is_faulty else logging.ERROR
         self._is_faulty = True
         rank = f" on rank {self._ranks.rank}" if self._ranks else ""
-        is_expected = isinstance(fault, ChakraCaptureError)
-        message = str(fault) if is_expected else f"{type(fault).__name__}: {fault}"
+        is_expected, message = isinstance(fault, ChakraCaptureError), _said(fault)
         # Of a fault that explains itself the traceback tells a user nothing.
         logger.log(
             level, "Recording stops%s, training goes on: %s", rank, message, exc_info=None if is_expected else fault
@@ -353,7 +381,7 @@ class Session:
         self._run, self._cycles = run, Cycles(settings, run)
         self._is_faulty = False
         if settings.phases:
-            self._timed(self._open_phases, run)
+            self._timed(self._phases.open, run, settings.max_recorded_steps)
         if ranks.rank == 0:
             warn_of_what_will_not_be(settings, ranks)
         if self._records and self._cycles.is_planned:
@@ -371,17 +399,23 @@ class Session:
         elif self._cycles is not None:
             before = self._recorder
             self._cycles.enter(int(step))
-            self._anchor_phases(before)
+            self._note_window(before)
             self._next_step = self._cycles.next_step(step)
 
     def _leave(self, step: int) -> None:
         if self._cycles is not None:
             before = self._recorder
             self._cycles.leave(int(step))
-            self._anchor_phases(before)
+            self._note_window(before)
             self._next_step = self._cycles.next_step(step + 1)
         if self._asked is not None:
             self._answer(self._asked)
+
+    def _note_window(self, before: Recorder | None) -> None:
+        """Note both clocks where a window starts or ends."""
+        steps = self._phases.steps
+        if steps is not None and self._recorder is not before:
+            self._timed(steps.anchor, "window_start" if before is None else "window_end")
 
     def _answer(self, asked: "_Request") -> None:
         self._asked = None
@@ -397,7 +431,7 @@ class Session:
         run, cycles = self._run, self._cycles
         assert run is not None
         assert cycles is not None
-        self._timed(self._close_phases)
+        self._timed(self._phases.close)
         if cycles.recorder is not None:
             cycles.recorder.note_error(error)
         cycles.finish(reason)
@@ -422,6 +456,10 @@ class Session:
         assert run is not None
         run.disk.try_again()
         run.write_manifest()
+
+
+def _said(fault: Exception) -> str:
+    return str(fault) if isinstance(fault, ChakraCaptureError) else f"{type(fault).__name__}: {fault}"
 
 
 def _is_alive(thread: int) -> bool:
@@ -461,26 +499,13 @@ class _StepContext:
 class _Phase:
     """What ``Session.phase`` returns."""
 
-    __slots__ = ("_annotation", "_name", "_session")
+    __slots__ = ("_name", "_session")
 
-    def __init__(self, session: Session, name: str, *, is_recorded: bool) -> None:
+    def __init__(self, session: Session, name: str) -> None:
         self._session, self._name = session, name
-        self._annotation: Any = None
-        if is_recorded:
-            from torch.autograd.profiler import record_function
-
-            self._annotation = record_function(safe_name(name))
 
     def __enter__(self) -> None:
-        phases = self._session._phases
-        if phases is not None:
-            self._session._timed(phases.begin, self._name)
-        if self._annotation is not None:
-            self._annotation.__enter__()
+        self._session.begin_phase(self._name)
 
     def __exit__(self, *error: object) -> None:
-        if self._annotation is not None:
-            self._annotation.__exit__(*error)
-        phases = self._session._phases
-        if phases is not None:
-            self._session._timed(phases.end, self._name)
+        self._session.end_phase(self._name)

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, Protocol
 
-FORWARD, BACKWARD, INPUT_WAIT, VALIDATION = "forward", "backward", "input_wait", "validation"
+from chakra_capture.annotations import BACKWARD, FORWARD
+
 # So many spans of one step, or of one gap, keep their bounds; the sums count all.
 _MOST_SPANS = 256
 # So many names may there be; what has a further one is counted under the last.
@@ -23,11 +24,27 @@ class DeviceClock(Protocol):
     def mark(self) -> Any:
         """Put a mark behind the work queued so far; None where that cannot be done now."""
 
+    def has_passed(self, mark: Any) -> bool:
+        """Say whether the device is past the mark."""
+
     def elapsed_ns(self, first: Any, last: Any) -> int | None:
-        """Time between two marks; None while the device has not reached the second."""
+        """Time between two marks that have passed; None where they cannot be compared."""
 
     def release(self, mark: Any) -> None:
         """Let a mark be used again."""
+
+    def memory(self) -> dict[str, int] | None:
+        """Memory in use on the device, in bytes; None where it is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """A phase on the device's time line; ``name`` is None for the whole step, ``outer`` is the phase around it."""
+
+    name: str | None
+    first: Any
+    last: Any
+    outer: str | None = None
 
 
 @dataclass(slots=True)
@@ -47,8 +64,7 @@ class Stretch:
         totals: by phase, exclusive of phases inside it.
         spans: (phase, begin, end) of each, inclusive, ns after ``begin_ns``; the first ones.
         num_spans_left_out: spans beyond those.
-        marks: (phase, first, last) on the device's time line.
-        device_ns: by phase, once the device has said so.
+        marks: of its phases and of itself on the device's time line.
     """
 
     begin_ns: int
@@ -56,8 +72,7 @@ class Stretch:
     totals: dict[str, Total] = field(default_factory=dict)
     spans: list[tuple[str, int, int]] = field(default_factory=list)
     num_spans_left_out: int = 0
-    marks: list[tuple[str, Any, Any]] = field(default_factory=list)
-    device_ns: dict[str, int] | None = None
+    marks: list[Marks] = field(default_factory=list)
 
 
 class _Open:
@@ -75,6 +90,7 @@ class Spans:
         self._thread = 0
         self._names: set[str] = set()
         self._stack: list[_Open] = []
+        self._mark: Any = None  # where the step began on the device
         self.step: int | None = None
         self.stretch = Stretch(clock())
 
@@ -83,12 +99,16 @@ class Spans:
         self._thread = get_ident()
         gap = self._turn()
         self.step = step
+        self._mark = self._device.mark() if self._device is not None else None
         return gap
 
     def end_step(self) -> Stretch:
         """End the step; returns it. What is still open in it ends with it."""
         done = self._turn()
         self.step = None
+        if self._mark is not None:
+            self._note(done, None, self._mark, None)
+            self._mark = None
         return done
 
     def begin(self, name: str) -> None:
@@ -148,13 +168,18 @@ class Spans:
             self._stack[-1].inner_ns += lasted
         if not self._stack or self._stack[-1].name != entry.name:
             total.calls += 1
-        if entry.mark is not None and self._device is not None:
-            last = self._device.mark()
-            if last is None:
-                self._device.release(entry.mark)
-            else:
-                stretch.marks.append((entry.name, entry.mark, last))
+        if entry.mark is not None:
+            outer = self._stack[-1] if self._stack else None
+            self._note(stretch, entry.name, entry.mark, outer.name if outer is not None and outer.mark else None)
         if len(stretch.spans) < _MOST_SPANS:
             stretch.spans.append((entry.name, entry.begin_ns - stretch.begin_ns, now - stretch.begin_ns))
         else:
             stretch.num_spans_left_out += 1
+
+    def _note(self, stretch: Stretch, name: str | None, first: Any, outer: str | None) -> None:
+        assert self._device is not None
+        last = self._device.mark()
+        if last is None:
+            self._device.release(first)
+        else:
+            stretch.marks.append(Marks(name, first, last, outer))

@@ -1,17 +1,22 @@
 """The phases of every step of one rank, as lines of ``<job>_phases/rank-<R>.jsonl``.
 
-A line is one JSON object. ``kind`` is ``open`` (who writes, and both clocks), ``step``, ``anchor`` (both clocks at a
-window's start or end) or ``close``. Of a step: ``step``, ``begin_ns`` and ``ns`` on the monotonic clock, ``phases``
-({phase: [ns, calls]}, exclusive of phases inside it), ``spans`` ([phase, begin, end], ns after the step's begin),
-``gap`` (the time since the step before: ``ns`` and its ``phases``), ``flags``, ``device_ns`` where the device was
-timed, and once a second ``rss_bytes``. What is in no phase of a step is its residual.
+A line is one JSON object. ``kind`` is ``open`` (who writes, and both clocks), ``measures``, ``step``, ``dropped``,
+``anchor`` (both clocks at a window's start or end) or ``close``. Of a step: ``step``, ``begin_ns`` and ``ns`` on the
+monotonic clock, ``phases`` ({phase: [ns, calls]}, exclusive of phases inside it), ``spans`` ([phase, begin, end], ns
+after the step's begin), ``gap`` (the time since the step before: ``ns`` and its ``phases``), ``flags``, ``device_ns``
+where the device was timed (exclusive, too; ``(step)`` is all of it), and once a second ``rss_bytes`` and
+``device_bytes``. What is in no phase of a step is its residual. ``validation``, ``checkpoint`` and ``callbacks`` come
+between two steps, or between the batches of a step that accumulates: there they are no work of the step.
+
+``measures`` says which phases are timed (null) or why not (a text): a phase that is timed and not in a step took no
+time there. ``dropped`` names batches whose gradients came to nothing; their time is in the gap.
 """
 
 import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,7 @@ SCHEMA_VERSION = 1
 PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED = "profiled", "first", "partial", "update_skipped"
 # Steps whose device times may be open; of an older one they are not measured.
 _MOST_PENDING = 64
+_WHOLE = "(step)"
 
 
 class StepPhases:
@@ -59,8 +65,11 @@ class StepPhases:
         self._left = max_steps
         self._flags: set[str] = {FIRST}
         self._gap: Stretch | None = None
-        self._pending: deque[_Step] = deque()
+        # Steps, and lines that come after them.
+        self._pending: deque[_Step | bytes] = deque()
         self._quoted = _Quoted()
+        self._measures: dict[str, str | None] = {}
+        self._is_measures_said = True
         who = {key: getattr(manifest, key) for key in ("run_id", "job", "rank", "world_size", "pid", "hostname")}
         self._add({"kind": "open", "schema_version": SCHEMA_VERSION, **who, **_anchor()})
 
@@ -94,22 +103,39 @@ class StepPhases:
         if step is None:
             return
         done = self._spans.end_step()
+        self._say_measures()
         # Of the steps that end in one second the last one says how much memory there was.
-        rss = resident_bytes() if self._file.is_due else None
-        self._pending.append(_Step(step, done, self._gap, sorted(self._flags), rss))
+        memory = self._memory() if self._file.is_due else {}
+        self._pending.append(_Step(step, done, self._gap, sorted(self._flags), memory))
         self._flags.clear()
         self._gap = None
         if self._left is not None:
             self._left -= 1
         self._settle(at_most=_MOST_PENDING)
 
-    def abort_step(self) -> None:
-        """The step turned out to hold no work: its time belongs to the time between the steps."""
-        if self._spans.step is not None:
-            lost, gap = self._spans.end_step(), self._gap
-            self._release(lost)
-            self._spans.stretch = _joined(gap, lost) if gap is not None else lost
-            self._gap = None
+    def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
+        """The step turned out to hold no work, or work for nothing: its time belongs to the time between the steps.
+
+        Args:
+            batches: numbers of the batches that came to nothing, as the framework counts.
+            why: what became of them.
+        """
+        step = self._spans.step
+        if step is None:
+            return
+        lost, gap = self._spans.end_step(), self._gap
+        self._release(lost)
+        self._spans.stretch = _joined(gap, lost) if gap is not None else lost
+        self._gap = None
+        self._flags.discard(PARTIAL)
+        if batches:
+            self._add({"kind": "dropped", "step": step, "batches": list(batches), "why": why})
+
+    def measures(self, name: str, why_not: str | None = None) -> None:
+        """Note that a phase is timed from now on, or why it is not."""
+        if name not in self._measures or self._measures[name] != why_not:
+            self._measures[name] = why_not
+            self._is_measures_said = False
 
     def flag(self, flag: str) -> None:
         """Mark the step that runs."""
@@ -137,6 +163,7 @@ class StepPhases:
         if self._spans.step is not None:
             self.flag(PARTIAL)
             self.end_step()
+        self._say_measures()
         self._settle(at_most=0)
         rest = self._spans.end_step()
         gap = {"ns": rest.end_ns - rest.begin_ns, "phases": {n: [t.ns, t.calls] for n, t in rest.totals.items()}}
@@ -150,35 +177,60 @@ class StepPhases:
         """Hand on the records whose device times are known, in order; the oldest without them if they are too many."""
         while self._pending:
             step = self._pending[0]
+            if isinstance(step, bytes):
+                self._file.add(step)
+                self._pending.popleft()
+                continue
             marks = step.stretch.marks
-            times = self._device_times(step.stretch) if marks else None
-            if marks and times is None and len(self._pending) <= at_most:
+            is_known = not marks or self._has_passed(step.stretch)
+            if not is_known and len(self._pending) <= at_most:
                 return
             self._pending.popleft()
             text = step.text(self._quoted)
             if marks:
+                times = self._device_times(step.stretch) if is_known else None
                 self._release(step.stretch)
                 text = f'{text},"device_ns":{json.dumps(times)}'
             self._file.add(f"{text}}}".encode())
 
-    def _release(self, stretch: Stretch) -> None:
-        for _, first, last in stretch.marks:
-            assert self._device is not None
-            self._device.release(first)
-            self._device.release(last)
+    def _has_passed(self, stretch: Stretch) -> bool:
+        assert self._device is not None
+        return all(self._device.has_passed(marks.last) for marks in reversed(stretch.marks))
 
-    def _device_times(self, stretch: Stretch) -> dict[str, int] | None:
-        found: dict[str, int] = {}
-        for name, first, last in stretch.marks:
+    def _release(self, stretch: Stretch) -> None:
+        for marks in stretch.marks:
             assert self._device is not None
-            elapsed = self._device.elapsed_ns(first, last)
+            self._device.release(marks.first)
+            self._device.release(marks.last)
+
+    def _device_times(self, stretch: Stretch) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for marks in stretch.marks:
+            assert self._device is not None
+            elapsed = self._device.elapsed_ns(marks.first, marks.last)
             if elapsed is None:
-                return None
+                continue
+            name = _WHOLE if marks.name is None else marks.name
             found[name] = found.get(name, 0) + elapsed
+            if marks.outer is not None:
+                found[marks.outer] = found.get(marks.outer, 0) - elapsed
         return found
 
+    def _memory(self) -> dict[str, Any]:
+        found = {"rss_bytes": resident_bytes(), "device_bytes": self._device.memory() if self._device else None}
+        return {name: value for name, value in found.items() if value is not None}
+
+    def _say_measures(self) -> None:
+        if not self._is_measures_said:
+            self._add({"kind": "measures", "phases": dict(self._measures)})
+            self._is_measures_said = True
+
     def _add(self, record: dict[str, Any]) -> None:
-        self._file.add(json.dumps(record, separators=(",", ":")).encode())
+        line = json.dumps(record, separators=(",", ":")).encode()
+        if self._pending:
+            self._pending.append(line)
+        else:
+            self._file.add(line)
 
 
 def resident_bytes() -> int | None:
@@ -209,7 +261,7 @@ class _Step:
     stretch: Stretch
     gap: Stretch | None
     flags: list[str]
-    rss_bytes: int | None
+    memory: dict[str, Any]
 
     def text(self, quoted: _Quoted) -> str:
         """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
@@ -225,7 +277,9 @@ class _Step:
             text += f',"gap":{{"ns":{self.gap.end_ns - self.gap.begin_ns},"phases":{_totals(self.gap, quoted)}}}'
         if self.flags:
             text += f',"flags":{json.dumps(self.flags)}'
-        return text if self.rss_bytes is None else f'{text},"rss_bytes":{self.rss_bytes}'
+        for name, value in self.memory.items():
+            text += f',"{name}":{json.dumps(value)}'
+        return text
 
 
 def _totals(stretch: Stretch, quoted: _Quoted) -> str:

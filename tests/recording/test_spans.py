@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chakra_capture.recording.spans import Spans
+from chakra_capture.recording.spans import Marks, Spans
 
 
 class Clock:
@@ -133,9 +133,17 @@ def test_marks_of_the_device_are_put_at_both_ends_of_a_phase_of_a_step():
     clock = Clock()
     device = Device(clock)
     moves = [("begin", "validation"), ("wait", 1), ("end", "validation"), ("step", 0)]
-    moves += [("begin", "forward"), ("wait", 10), ("end", "forward"), ("done", None)]
+    moves += [("wait", 2), ("begin", "forward"), ("wait", 10), ("end", "forward"), ("done", None)]
     gap, step = run(moves, device, clock)
-    assert (gap.marks, step.marks) == ([], [("forward", 1001, 1011)])
+    assert gap.marks == []
+    assert step.marks == [Marks("forward", 1003, 1013), Marks(None, 1001, 1013)]
+
+
+def test_a_phase_inside_another_is_marked_as_such():
+    clock = Clock()
+    moves = [("step", 0), ("begin", "optimizer"), ("begin", "forward"), ("wait", 3), ("end", "forward"), ("wait", 4)]
+    _, step = run([*moves, ("end", "optimizer"), ("done", None)], Device(clock), clock)
+    assert step.marks[:2] == [Marks("forward", 1000, 1003, "optimizer"), Marks("optimizer", 1000, 1007)]
 
 
 def test_no_mark_is_put_while_a_stream_is_capturing():
@@ -154,7 +162,7 @@ def test_a_mark_whose_other_end_falls_into_a_capture_is_given_back():
     spans.begin("forward")
     device.is_capturing = True
     spans.end("forward")
-    assert (spans.end_step().marks, device.released) == ([], [1000])
+    assert (spans.end_step().marks, device.released) == ([], [1000, 1000])
 
 
 NAMES = ("input_wait", "forward", "backward", "optimizer", "h2d")

@@ -56,9 +56,15 @@ class SlowDevice:
         self.num_marks += 1
         return self.num_marks
 
-    def elapsed_ns(self, first: int, last: int) -> int | None:
+    def has_passed(self, mark: int) -> bool:
         self.num_asked += 1
-        return 100 * (last - first) if self.num_asked > self.after else None
+        return self.num_asked > self.after
+
+    def elapsed_ns(self, first: int, last: int) -> int:
+        return 100 * (last - first)
+
+    def memory(self) -> None:
+        return None
 
     def release(self, mark: int) -> None:
         self.free.append(mark)
@@ -169,6 +175,40 @@ def test_a_folder_that_vanishes_ends_the_phases_and_nothing_else(tmp_path, caplo
     assert manifest(tmp_path)["faults"][0].startswith("phases: ")
 
 
+def test_what_is_hooked_up_is_put_back_when_phases_end_and_a_failing_hook_costs_its_phase_alone(tmp_path, caplog):
+    state = []
+
+    def install(name):
+        state.append(name)
+        return lambda: state.remove(name)
+
+    def fail():
+        raise RuntimeError("no such attribute")
+
+    with capture(phases_only(tmp_path, max_recorded_steps=2)) as session:
+        session.time_phase("forward", lambda: install("forward"))
+        session.time_phase("optimizer", fail)
+        for step, _ in session.steps(range(3)):
+            assert (step, state) == (step, [] if step == 2 else ["forward"])
+        session.time_phase("forward", lambda: install("late"))
+    assert state == []
+    assert lines(tmp_path, "measures")[0]["phases"] == {
+        "forward": None, "optimizer": "RuntimeError: no such attribute"
+    }  # fmt: skip
+    assert [r.getMessage() for r in caplog.records] == [
+        "The phase optimizer is not measured, training goes on: RuntimeError: no such attribute"
+    ]
+
+
+def test_switching_off_in_the_middle_ends_the_phases(tmp_path, monkeypatch):
+    with capture(phases_only(tmp_path)) as session:
+        for step, _ in session.steps(range(4)):
+            if step == 1:
+                monkeypatch.setenv("CHAKRA_CAPTURE_DISABLED", "1")
+        assert not session.times_phases
+    assert [line["step"] for line in lines(tmp_path, "step")] == [0, 1]
+
+
 def test_a_forked_child_leaves_the_file_alone(tmp_path):
     with capture(phases_only(tmp_path)) as session:
         for step, _ in session.steps(range(2)):
@@ -191,7 +231,7 @@ KILLED = """
     session.open()
     for step, _ in session.steps(range(10)):
         pass
-    session._phases.write()
+    session._phases.steps.write()
     os._exit(0)
 """
 
@@ -207,8 +247,53 @@ def test_times_of_the_device_come_when_it_has_answered_and_steps_keep_their_orde
     device = SlowDevice(after=3)
     time_forwards(recorder(tmp_path, device=device), 4)
     steps = lines(tmp_path, "step")
-    assert [(line["step"], line["device_ns"]) for line in steps] == [(n, {"forward": 100}) for n in range(4)]
+    assert [(line["step"], line["device_ns"]) for line in steps] == [
+        (n, {"forward": 100, "(step)": 300}) for n in range(4)
+    ]
     assert sorted(device.free) == [*range(1, device.num_marks + 1)]
+
+
+def test_times_of_the_device_are_exclusive_too_and_a_phase_it_cannot_compare_is_left_out(tmp_path):
+    device = SlowDevice(after=0)
+    phases = recorder(tmp_path, device=device)
+    phases.start_step(0)  # mark 1
+    phases.begin("optimizer")  # 2
+    phases.begin("forward")  # 3
+    phases.end("forward")  # 4
+    phases.end("optimizer")  # 5
+    phases.end_step()  # 6
+    device.elapsed_ns = lambda first, last: None
+    phases.start_step(1)
+    phases.end_step()
+    phases.close()
+    times = [line["device_ns"] for line in lines(tmp_path, "step")]
+    assert times == [{"forward": 100, "optimizer": 200, "(step)": 500}, {}]
+
+
+def test_what_is_measured_and_what_came_to_nothing_is_said_in_order(tmp_path):
+    phases = recorder(tmp_path, device=SlowDevice(after=10**9))
+    phases.measures("forward")
+    phases.measures("h2d", "no device")
+    for step in range(2):
+        phases.start_step(step)
+        phases.measures("forward")
+        phases.end_step()
+    phases.start_step(2)
+    phases.begin("forward")
+    phases.abort_step([5, 6], "zeroed")
+    phases.measures("h2d")
+    phases.close()
+    said = [(line["kind"], line.get("step"), line.get("phases")) for line in lines(tmp_path) if line["kind"] != "step"]
+    assert said[1:-1] == [
+        ("measures", None, {"forward": None, "h2d": "no device"}),
+        ("dropped", 2, None),
+        ("measures", None, {"forward": None, "h2d": None}),
+    ]
+    assert [line["kind"] for line in lines(tmp_path)] == [
+        "open", "measures", "step", "step", "dropped", "measures", "close"
+    ]  # fmt: skip
+    assert lines(tmp_path, "dropped") == [{"kind": "dropped", "step": 2, "batches": [5, 6], "why": "zeroed"}]
+    assert lines(tmp_path, "close")[0]["gap"]["phases"]["forward"][1] == 1
 
 
 def test_a_device_that_never_answers_costs_its_own_times_alone(tmp_path):

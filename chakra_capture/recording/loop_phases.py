@@ -1,0 +1,101 @@
+"""Phases of a running loop: spans to the phase file, annotations to the traces, and what is hooked up to hear of them.
+
+Nothing here is guarded: the session is.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from chakra_capture.annotations import safe_name
+from chakra_capture.config import is_switched_off
+from chakra_capture.recording import registry
+from chakra_capture.recording.device_clock import device_clock
+from chakra_capture.recording.run import Run
+from chakra_capture.recording.step_phases import PROFILED, StepPhases
+
+logger = logging.getLogger(__name__)
+
+
+class LoopPhases:
+    """The phases of one session, while they are recorded and while a step is."""
+
+    def __init__(self) -> None:
+        self.steps: StepPhases | None = None
+        self._run: Run | None = None
+        self._hooks: list[tuple[str, Callable[[], None]]] = []
+        # Annotations that are open in the trace, innermost last, and the thread they belong to.
+        self._annotations: list[tuple[str, Any]] = []
+        self._thread = 0
+
+    def open(self, run: Run, max_steps: int | None) -> None:
+        """Begin to record."""
+        path, goes_on = run.paths.phases_file(run.manifest.rank), run.has_phases
+        run.has_phases = True
+        self._run, device = run, device_clock()
+        self.steps = run.disk.do(
+            lambda: StepPhases(path, run.manifest, max_steps=max_steps, goes_on=goes_on, device=device)
+        )
+
+    def hook(self, name: str, install: Callable[[], Callable[[], None]]) -> None:
+        """Hook up what times a phase; ``install`` returns what takes it out again."""
+        self._hooks.append((name, install()))
+        if self.steps is not None:
+            self.steps.measures(name)
+
+    def end_step(self, step: int, is_recorded: bool) -> None:
+        """End a step; write what is due."""
+        steps = self.steps
+        if steps is None or steps.open_step != step:
+            return
+        if is_recorded:
+            steps.flag(PROFILED)
+        steps.end_step()
+        if steps.is_finished or is_switched_off(os.environ):
+            with registry.signals_wait():
+                self.close()
+        elif steps.is_due:
+            with registry.signals_wait():
+                steps.write()
+
+    def annotate(self, name: str) -> None:
+        """Show in the traces that a phase begins."""
+        from torch.autograd.profiler import record_function
+
+        me = get_ident()
+        if self._annotations and self._thread != me:
+            return
+        self._thread = me
+        annotation: Any = record_function(safe_name(name))
+        self._annotations.append((name, annotation))
+        annotation.__enter__()
+
+    def end_annotation(self, name: str | None = None) -> None:
+        """Show that a phase ends, and what is open inside it; all, without a name."""
+        if not self._annotations or self._thread != get_ident():
+            return
+        depth = 0
+        if name is not None:
+            found = [at for at, (open_name, _) in enumerate(self._annotations) if open_name == name]
+            depth = found[-1] if found else len(self._annotations)
+        while len(self._annotations) > depth:
+            self._annotations.pop()[1].__exit__(None, None, None)
+
+    def close(self) -> None:
+        """Write the rest and take out what is hooked up."""
+        steps, run = self.steps, self._run
+        self.forget()
+        if steps is not None and run is not None:
+            run.disk.do(steps.close)
+
+    def forget(self) -> None:
+        """Record no more; whatever was hooked up is taken out."""
+        self.steps = self._run = None
+        hooks, self._hooks = self._hooks, []
+        for name, remove in reversed(hooks):
+            try:
+                remove()
+            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
+                logger.warning("What timed %s is still in place: %s: %s", name, type(fault).__name__, fault)
