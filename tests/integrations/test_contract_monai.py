@@ -43,6 +43,8 @@ class MonaiJob:
 
     def train(self, adapter, plan: Plan) -> Result:
         network, handlers = make_network(), []
+        if adapter is not None:
+            adapter.detach()  # from the trainer before, if there was one: a handler has one trainer at a time
         if plan.validates:
             evaluator = SupervisedEvaluator(
                 device="cpu",

@@ -1,31 +1,20 @@
-"""PyTorch-Ignite: a handler that records the window of any engine.
-
-A step is one iteration, or ``gradient_accumulation_steps`` of them, as Ignite's own trainers count (a group that is
-unfinished at the end of an epoch goes on in the next one). It runs from the engine's request for the first batch to
-the return of the process function for the last; handlers of ``ITERATION_COMPLETED`` and later events, validation among
-them, are in no step. Steps go on from ``engine.state.iteration`` after a resume.
-
-An engine does not say that a handler of its validates, so ``validation: exclude`` needs
-``handler.attach_validation(evaluator)`` for every engine that does.
-"""
+"""The handler: which iterations of an engine are a step, told to a recording session."""
 
 import logging
-from collections.abc import Callable
 from typing import Any
+
+from ignite.engine import Engine, Events
 
 from chakra_capture.config import Validation, settings_from
 from chakra_capture.errors import SettingsError
-from chakra_capture.integrations.frameworks import require
+from chakra_capture.integrations.ignite import calls
+from chakra_capture.integrations.ignite.phases import EnginePhases
 from chakra_capture.recording.manifest import Reason
 from chakra_capture.recording.session import Session
 
-require("ignite", framework="PyTorch-Ignite", extra="ignite")
-
-from ignite.engine import Engine, Events  # noqa: E402 (after the check that names the extra)
-
 logger = logging.getLogger(__name__)
 
-_RUNNING = ("_session", "_engine", "_interrupted", "_step")
+_RUNNING = ("_session", "_engine", "_interrupted", "_step", "_phases")
 
 
 class ChakraProfileHandler:
@@ -50,6 +39,7 @@ class ChakraProfileHandler:
         self._session: Session | None = None
         self._engine: Engine | None = None  # the one whose run records
         self._interrupted: Engine | None = None
+        self._phases: EnginePhases | None = None
         # Handlers of STARTED load checkpoints, so the count is read at the first request.
         self._step: int | None = None
         self._is_open = False
@@ -62,29 +52,33 @@ class ChakraProfileHandler:
 
     def attach(self, engine: Engine) -> None:
         """Follow the runs of ``engine``; does nothing when recording is off."""
-        if self.settings.enabled and not engine.has_event_handler(self._start, Events.STARTED):
+        if self.settings.enabled and not calls.is_attached(engine, Events.STARTED, self._start):
             for event, handler in self._handlers():
-                engine.add_event_handler(event, handler)
+                calls.add(engine, event, handler)
+
+    def detach(self, engine: Engine) -> None:
+        """Leave ``engine`` as it was before ``attach``; a run of it that is being recorded ends to be."""
+        self._end(engine)
+        calls.remove(engine, lambda function: getattr(function, "__self__", None) is self)
 
     def attach_validation(self, evaluator: Engine) -> None:
         """Mark the runs of ``evaluator`` as validation, which ``validation: exclude`` leaves out."""
         self._knows_validation = True
-        if self.settings.enabled and not evaluator.has_event_handler(self._start_validation, Events.STARTED):
-            evaluator.add_event_handler(Events.STARTED, self._start_validation)
+        if self.settings.enabled and not calls.is_attached(evaluator, Events.STARTED, self._start_validation):
+            calls.add(evaluator, Events.STARTED, self._start_validation, is_first=True)
             for event in (Events.TERMINATE, Events.COMPLETED):
-                evaluator.add_event_handler(event, self._end_validation)
-            _place(evaluator, Events.STARTED, self._start_validation, is_first=True)
+                calls.add(evaluator, event, self._end_validation)
 
     def _start_validation(self, evaluator: Engine) -> None:
-        _place(evaluator, Events.COMPLETED, self._end_validation, is_first=False)
+        calls.place(evaluator, Events.COMPLETED, self._end_validation, is_first=False)
         if self._session is not None:
             self._session.start_validation()
 
-    def _end_validation(self) -> None:
+    def _end_validation(self, evaluator: Engine) -> None:
         if self._session is not None:
             self._session.end_validation()
 
-    def _handlers(self) -> tuple[tuple[Events, Callable[..., None]], ...]:
+    def _handlers(self) -> tuple[tuple[Events, calls.Handler], ...]:
         return (
             (Events.STARTED, self._start),
             (Events.GET_BATCH_STARTED, self._request_batch),
@@ -126,21 +120,29 @@ class ChakraProfileHandler:
         if session.paths is None:
             return
         self._session, self._engine = session, engine
+        if session.times_phases:
+            self._phases = self._make_phases(engine, session)
+            self._phases.install()
         if self.settings.validation is Validation.exclude and not self._knows_validation:
             logger.warning(
                 "chakra_profile.validation is 'exclude', but no engine is known to validate, so validation inside the "
                 "window stays in the tables. Call handler.attach_validation(evaluator) before training."
             )
 
+    def _make_phases(self, engine: Engine, session: Session) -> EnginePhases:
+        return EnginePhases(engine, session)
+
     def _go_first(self, engine: Engine) -> None:
-        """Stand before handlers that were attached earlier: what they do at the end of a batch is in no step."""
+        """Stand before handlers that were attached earlier, and behind them where a batch is requested."""
         for event, handler in self._handlers():
-            if event not in (Events.STARTED, Events.GET_BATCH_STARTED):
-                _place(engine, event, handler, is_first=True)
+            if event is not Events.STARTED:
+                calls.place(engine, event, handler, is_first=event is not Events.GET_BATCH_STARTED)
 
     def _request_batch(self, engine: Engine) -> None:
         if not self._is_open:
             self._begin(engine, engine.state.iteration)
+        if self._phases is not None and engine is self._engine:
+            self._phases.request()
 
     def _start_iteration(self, engine: Engine) -> None:
         # Already open, unless the engine runs without data and so requests nothing.
@@ -162,18 +164,31 @@ class ChakraProfileHandler:
         if engine is not self._engine or self._session is None or self._step is None or not self._is_open:
             return
         self._num_batches += 1
-        if self._has_updated(engine):
+        has_updated, phases = self._has_updated(engine), self._phases
+        if phases is not None:
+            phases.end_iteration(has_updated=has_updated)
+        if has_updated:
             self._is_open = False
             self._session.end_step(self._step)
             self._step += 1
+        if phases is not None:
+            phases.go_between()
 
     def _cut_epoch(self, engine: Engine, iter_counter: int) -> None:
         self._end_epoch(engine)
 
     def _end_epoch(self, engine: Engine) -> None:
         """Close a step that got no batch, or no update."""
-        if engine is self._engine and self._session is not None and self._is_open and not self._goes_on_after_epoch():
-            self._is_open = False
+        if engine is not self._engine or self._session is None:
+            return
+        if self._is_open and not self._goes_on_after_epoch():
+            self._abort(engine)
+        if self._phases is not None:
+            self._phases.go_between()
+
+    def _abort(self, engine: Engine) -> None:
+        self._is_open = False
+        if self._session is not None:
             self._session.abort_step()
 
     def _interrupt(self, engine: Engine) -> None:
@@ -184,29 +199,19 @@ class ChakraProfileHandler:
 
     def _end(self, engine: Engine) -> None:
         if engine is self._engine:
+            if self._is_open and not self._goes_on_after_epoch():
+                self._abort(engine)
             self._close(Reason.training_ended)
 
     def _fail(self, engine: Engine, error: BaseException) -> None:
         if engine is self._engine:
             self._close(Reason.exception, error)
-        # Ignite raises by itself only where nobody listens; who else listens decides what becomes of the exception.
-        listeners = [getattr(entry[0], "__self__", None) for entry in _listeners(engine)]
-        if all(isinstance(one, ChakraProfileHandler) for one in listeners) and (not listeners or listeners[-1] is self):
+        if calls.nobody_else_listens(engine, self._fail):
             raise error
 
     def _close(self, reason: Reason, error: BaseException | None = None) -> None:
         session, self._session = self._session, None
-        self._engine = self._interrupted = None
+        self._engine = self._interrupted = self._phases = None
         self._is_open = False
         if session is not None:
             session.close(reason, error)
-
-
-def _place(engine: Engine, event: Events, handler: Callable[..., None], *, is_first: bool) -> None:
-    """Make a handler the first or the last of its event; Ignite has no public way to order them."""
-    entries = getattr(engine, "_event_handlers", {}).get(event, [])
-    entries.sort(key=lambda entry: (entry[0] == handler) != is_first)
-
-
-def _listeners(engine: Engine) -> list[Any]:
-    return list(getattr(engine, "_event_handlers", {}).get(Events.EXCEPTION_RAISED, ()))

@@ -1,0 +1,76 @@
+"""The phases of an engine's run, from its events."""
+
+from typing import Any
+
+from ignite.engine import Engine, Events
+from ignite.handlers import Checkpoint
+
+from chakra_capture.annotations import CALLBACKS, CHECKPOINT, INPUT_WAIT, ITERATION, VALIDATION_PHASE
+from chakra_capture.integrations.ignite import calls
+from chakra_capture.recording.session import Session
+
+
+class EnginePhases:
+    """Times the phases of one engine while a session records them.
+
+    The handler that has the steps calls ``request``, ``end_iteration`` and ``go_between``, for their order counts.
+    """
+
+    inside = ITERATION
+    checkpoints: tuple[type, ...] = (Checkpoint,)
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self._engine, self._session = engine, session
+
+    def install(self) -> None:
+        """Listen to the engine."""
+        self._session.time_phase(INPUT_WAIT, self._listen)
+        self._session.time_phase(CHECKPOINT, self._surround_checkpoints)
+        self._session.measures(CALLBACKS)
+        self._session.measures(VALIDATION_PHASE)
+        if self.inside:
+            self._session.measures(self.inside)
+
+    def request(self) -> None:
+        """A batch is requested."""
+        self._session.end_phase(CALLBACKS)
+        self._session.begin_phase(INPUT_WAIT)
+
+    def end_iteration(self, *, has_updated: bool) -> None:
+        """The process function has returned."""
+        self._session.end_phase(ITERATION)
+
+    def go_between(self) -> None:
+        """What follows is no work of a step: handlers, until the next request."""
+        self._session.end_phase(INPUT_WAIT)
+        self._session.begin_phase(CALLBACKS)
+
+    def _receive(self, engine: Engine) -> None:
+        self._session.end_phase(INPUT_WAIT)
+        self._session.begin_phase(CALLBACKS)
+
+    def _start(self, engine: Engine) -> None:
+        self._session.end_phase(CALLBACKS)
+        if self.inside:
+            self._session.begin_phase(self.inside)
+
+    def _listen(self) -> Any:
+        calls.add(self._engine, Events.GET_BATCH_COMPLETED, self._receive, is_first=True)
+        calls.add(self._engine, Events.ITERATION_STARTED, self._start)
+        return lambda: self._leave(self._receive, self._start)
+
+    def _surround_checkpoints(self) -> Any:
+        calls.surround(self._engine, self._is_checkpoint, self._begin_checkpoint, self._end_checkpoint)
+        return lambda: self._leave(self._begin_checkpoint, self._end_checkpoint)
+
+    def _is_checkpoint(self, owner: Any) -> bool:
+        return isinstance(owner, self.checkpoints)
+
+    def _begin_checkpoint(self, engine: Engine) -> None:
+        self._session.begin_phase(CHECKPOINT)
+
+    def _end_checkpoint(self, engine: Engine) -> None:
+        self._session.end_phase(CHECKPOINT)
+
+    def _leave(self, *functions: calls.Handler) -> None:
+        calls.remove(self._engine, lambda function: function in functions)
