@@ -1,12 +1,14 @@
-"""Does a test fail for every fault of the merge that somebody could make? Plants them one by one and sees.
+"""Does a test fail for every fault that somebody could make? Plants them one by one and sees.
 
-    planted_faults.py                 20 faults of planted_faults.toml, at least one per rule
+    planted_faults.py                 20 faults of the merge (planted_faults.toml), at least one per rule
     planted_faults.py --seed 7        another choice among those of one rule
     planted_faults.py --all           every fault
     planted_faults.py --only TEXT ..  those whose rule or description holds one of the texts
+    planted_faults.py --faults scripts/phase_faults_monai.toml --all       another list
 
-Each fault is planted in a copy of its own, where tests/merge runs until the first failure, the quickest files first;
-nothing is changed here.
+Each fault is planted in a copy of its own, where the tests that the list names run until the first failure, the
+quickest files first; nothing is changed here. Where the list says so (by_rule), only the tests whose names begin with
+the first word of the rule run: ``M3 ...`` must be noticed by a ``test_M3_...``.
 Exit status: 0 all were noticed, 1 some survived (they are listed), 2 the script itself could not work: a pattern no
 longer stands in the source exactly once, the tests fail without a fault, or a fault breaks even the import.
 """
@@ -30,7 +32,6 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = Path(__file__).with_suffix(".toml")
-TESTS = "tests/merge"
 # What the tests need; environments, caches and outputs stay behind, compiled parts come along.
 COPIED = (
     "chakra_capture",
@@ -70,6 +71,15 @@ class Fault:
 
 
 @dataclass(frozen=True)
+class FaultList:
+    """What one file plants, and the tests that are to notice."""
+
+    faults: list[Fault]
+    tests: list[str]
+    by_rule: bool
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The test that failed, None if all passed; and the test files, the quickest first."""
 
@@ -79,9 +89,10 @@ class Outcome:
     files: list[str]
 
 
-def read_faults(path: Path = FAULTS) -> list[Fault]:
+def read_faults(path: Path) -> FaultList:
     content = tomllib.loads(path.read_text())
-    return [Fault(f["rule"], f["what"], tuple(Edit(**edit) for edit in f["edit"])) for f in content["fault"]]
+    faults = [Fault(f["rule"], f["what"], tuple(Edit(**edit) for edit in f["edit"])) for f in content["fault"]]
+    return FaultList(faults, content["tests"], content.get("by_rule", False))
 
 
 def check_patterns(faults: list[Fault], package: Path) -> None:
@@ -152,12 +163,14 @@ def check_import(copy: Path) -> None:
             raise SetupError(f"the copy is not what is imported, but {done.stdout or done.stderr}")
 
 
-def run_tests(fault: Fault | None, files: list[str], workers: int) -> Outcome:
+def run_tests(fault: Fault | None, files: list[str], workers: int, *, by_rule: bool = False) -> Outcome:
     """Run the tests on a copy until one fails."""
     start = time.monotonic()
     with planted(fault) as copy:
         command = [sys.executable, "-m", "pytest", *files, "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0"]
         command += ["--junitxml=times.xml"]
+        if by_rule and fault is not None:
+            command += ["-k", f"test_{fault.rule.split()[0]}_"]
         if workers > 1:
             command += ["-n", str(workers), "--dist", "loadfile"]
         try:
@@ -167,7 +180,7 @@ def run_tests(fault: Fault | None, files: list[str], workers: int) -> Outcome:
         except subprocess.TimeoutExpired:
             return Outcome(fault, f"no end within {TIMEOUT} s", time.monotonic() - start, files)
         seconds = seconds_per_file(copy / "times.xml")
-    failed = re.findall(rf"^(?:FAILED|ERROR) ({TESTS}/\S+?::.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    failed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+?::.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode and not failed:
         raise SetupError(f"pytest failed, but no test did:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
     if fault is None and re.search(r"\d+ skipped", done.stdout):
@@ -185,11 +198,11 @@ def seconds_per_file(report: Path) -> dict[str, float]:
     return seconds
 
 
-def run_all(faults: list[Fault], files: list[str], *, jobs: int, workers: int) -> list[Outcome]:
+def run_all(faults: list[Fault], files: list[str], *, jobs: int, workers: int, by_rule: bool) -> list[Outcome]:
     """Plant each fault; ``jobs`` at once."""
     survivors = []
     with ThreadPoolExecutor(jobs) as pool:
-        for outcome in pool.map(lambda fault: run_tests(fault, files, workers), faults):
+        for outcome in pool.map(lambda fault: run_tests(fault, files, workers, by_rule=by_rule), faults):
             assert outcome.fault is not None
             word = "killed  " if outcome.killed_by else "SURVIVED"
             print(f"{word} {outcome.fault.rule}: {outcome.fault.what}", flush=True)
@@ -201,6 +214,7 @@ def run_all(faults: list[Fault], files: list[str], *, jobs: int, workers: int) -
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--faults", type=Path, default=FAULTS, help="the list (default planted_faults.toml)")
     parser.add_argument("--count", type=int, default=20, help="how many; at least one per rule (default 20)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--all", action="store_true")
@@ -209,7 +223,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--workers", type=int, default=1, help="pytest workers in each copy")
     parser.add_argument("--list", action="store_true", help="check the patterns, name the faults chosen, and stop")
     options = parser.parse_args(arguments)
-    faults = read_faults()
+    listed = read_faults(options.faults)
+    faults = listed.faults
     chosen = faults if options.all else choose(faults, options.count, options.seed)
     if options.only:
         chosen = [fault for fault in faults if any(t in f"{fault.rule}: {fault.what}" for t in options.only)]
@@ -218,11 +233,11 @@ def main(arguments: list[str]) -> int:
         if options.list:
             print("\n".join(f"{fault.rule}: {fault.what}" for fault in chosen))
             return 0
-        sound = run_tests(None, [TESTS], options.workers)
+        sound = run_tests(None, listed.tests, options.workers)
         if sound.killed_by:
             raise SetupError(f"{sound.killed_by} fails without any fault")
         print(f"without a fault all tests pass ({sound.seconds:.0f} s)", flush=True)
-        survivors = run_all(chosen, sound.files, jobs=options.jobs, workers=options.workers)
+        survivors = run_all(chosen, sound.files, jobs=options.jobs, workers=options.workers, by_rule=listed.by_rule)
     except SetupError as error:
         print(error, file=sys.stderr)
         return 2

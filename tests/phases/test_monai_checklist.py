@@ -357,6 +357,7 @@ def test_M15_what_happens_before_the_run_is_in_no_step():
     next(iter(made.data_loader))
     made.inferer(torch.ones(1, 4), made.network).sum().backward()
     made.optimizer.step()
+    made.add_event_handler(Events.STARTED, lambda e: (e.inferer(torch.ones(1, 4), e.network), e.optimizer.step()))
     made.run()
     assert [calls(steps()[0], part) for part in PARTS] == [1, 1, 1, 1]
     assert not {"forward", "backward", "optimizer", "input_wait"} & {*steps()[0]["gap"]["phases"]}
