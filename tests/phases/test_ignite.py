@@ -1,0 +1,117 @@
+"""The phases of plain Ignite engines; times are known from sleeps."""
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from ignite.engine import Engine, Events
+from ignite.handlers import Checkpoint, DiskSaver
+
+from chakra_capture.integrations.ignite import ChakraProfileHandler
+from phases.monai_runs import calls, lines, measured, ms, steps
+
+NAP = 0.02
+NAP_MS = 20
+PHASES_ONLY = {"enabled": True, "start_step": None, "trace_dir": "chakra_traces"}
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def nap(*_: Any) -> None:
+    time.sleep(NAP)
+
+
+def napping(size: int) -> Any:
+    for number in range(size):
+        nap()
+        yield number
+
+
+def engine(**chosen: Any) -> tuple[Engine, ChakraProfileHandler]:
+    made, handler = Engine(nap), ChakraProfileHandler(PHASES_ONLY, **chosen)
+    handler.attach(made)
+    return made, handler
+
+
+def gaps() -> list[dict[str, list[int]]]:
+    """What came after each step."""
+    return [line["gap"]["phases"] for line in [*steps()[1:], lines("close")[0]]]
+
+
+def test_the_wait_for_input_and_the_iteration_are_all_that_is_measured_and_said_so():
+    made, _ = engine()
+    made.run(napping(3), epoch_length=3)
+    for step in steps():
+        assert {name: count for name, (_, count) in step["phases"].items()} == {
+            "input_wait": 1, "callbacks": 1, "iteration": 1
+        }  # fmt: skip
+        assert ms(step, "input_wait") >= NAP_MS
+        assert ms(step, "iteration") >= NAP_MS
+    assert {*measured()} == {"input_wait", "iteration", "checkpoint", "callbacks", "validation"}
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_handlers_are_told_from_the_work_of_a_step_wherever_they_stand(is_before):
+    made, handler = Engine(nap), ChakraProfileHandler(PHASES_ONLY)
+    if not is_before:
+        handler.attach(made)
+    for event in (Events.GET_BATCH_STARTED, Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED):
+        made.add_event_handler(event, nap)
+    made.add_event_handler(Events.ITERATION_COMPLETED, nap)
+    if is_before:
+        handler.attach(made)
+    made.run(range(3))
+    for step in steps():
+        assert ms(step, "callbacks") >= 2 * NAP_MS  # once the batch is there
+        assert step["ns"] / 1e6 - ms(step, "callbacks") - ms(step, "iteration") < ms(step, "callbacks")
+    assert all(gap["callbacks"][0] / 1e6 >= 2 * NAP_MS for gap in gaps()[:-1])  # at the end, and at the next request
+
+
+def test_validation_and_checkpoints_between_the_steps_have_names_of_their_own(tmp_path):
+    made, handler = engine()
+    evaluator = Engine(nap)
+    handler.attach_validation(evaluator)
+    made.add_event_handler(Events.ITERATION_COMPLETED(every=2), lambda: evaluator.run(range(2)))
+    saver = Checkpoint({"network": torch.nn.Linear(2, 2)}, DiskSaver(str(tmp_path / "saved")), n_saved=None)
+    made.add_event_handler(Events.ITERATION_COMPLETED(every=3), saver)
+    made.run(range(6))
+    assert [gap.get("validation", [0, 0])[1] for gap in gaps()] == [0, 1, 0, 1, 0, 1]
+    assert all(gap["validation"][0] / 1e6 >= 2 * NAP_MS for gap in gaps() if "validation" in gap)
+    saved = [gap["checkpoint"][0] for gap in gaps()]
+    assert min(saved[2], saved[5]) > max(saved[0], saved[1], saved[3], saved[4])
+    assert len(list((tmp_path / "saved").iterdir())) == 2
+
+
+def test_a_group_goes_on_over_the_end_of_an_epoch_without_the_work_there():
+    made, _ = engine(gradient_accumulation_steps=3)
+    made.add_event_handler(Events.EPOCH_COMPLETED, lambda: time.sleep(10 * NAP))
+    made.run(range(4), max_epochs=3)
+    assert [calls(step, "iteration") for step in steps()] == [3, 3, 3, 3]
+    between = [ms(step, "callbacks") >= 10 * NAP_MS for step in steps()]
+    assert between == [False, True, True, False]
+    assert all(ms(step, "iteration") >= 3 * NAP_MS for step in steps())
+
+
+def test_an_update_between_the_iterations_is_in_no_step():
+    made, _ = engine()
+    optimizer = torch.optim.SGD(torch.nn.Linear(2, 2).parameters(), lr=0.1)
+    made.add_event_handler(Events.ITERATION_COMPLETED, lambda: (nap(), optimizer.step()))
+    made.run(range(3))
+    assert all("optimizer" not in step["phases"] for step in steps())
+    assert all(gap["callbacks"][0] / 1e6 >= NAP_MS for gap in gaps())
+
+
+def test_a_failed_run_leaves_the_engine_without_our_phase_handlers():
+    made, _ = engine()
+    before = {event: len(found) for event, found in made._event_handlers.items() if found}
+    made.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.run(range(3))
+    after = {event: len(found) for event, found in made._event_handlers.items() if found}
+    before[Events.ITERATION_COMPLETED] += 1
+    assert after == before
+    assert [step["step"] for step in steps()] == [0, 1]

@@ -1,0 +1,22 @@
+"""The examples run, and what they print of steps agrees with what the training itself has counted."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "scripts" / "examples"
+
+
+def printed(example: str, folder: Path, *options: str) -> dict[str, str]:
+    command = [sys.executable, str(EXAMPLES / example), *options]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in done.stdout.splitlines())}
+
+
+@pytest.mark.parametrize(("options", "expected"), [((), 4), (("--accumulation-steps", "3"), 2)])
+def test_monai_minimal(tmp_path, options, expected):
+    said = printed("monai_minimal.py", tmp_path, "--volumes", "4", "--size", "8", *options)
+    assert (said["updates made by the trainer"], said["steps recorded"]) == (str(expected), str(expected))
