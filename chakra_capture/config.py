@@ -38,6 +38,7 @@ from chakra_capture._config_values import (
     whole,
 )
 from chakra_capture.errors import SettingsError
+from chakra_capture.layout import DEFAULT_TRACE_DIR
 
 SECTION = "chakra_profile"
 DISABLED_VARIABLE = "CHAKRA_CAPTURE_DISABLED"
@@ -315,6 +316,11 @@ def settings_from(source: object) -> ChakraProfileConfig:
     if settings.enabled:
         check_no_other_profiler(SECTION, section.holders)
     return settings
+
+
+def phases_only() -> ChakraProfileConfig:
+    """Return the settings of an ``init()`` without any: the phases of every step, no window, in the current folder."""
+    return settings_from(ChakraProfileConfig(enabled=True, start_step=None, trace_dir=DEFAULT_TRACE_DIR))
 
 
 class SettingRow(NamedTuple):

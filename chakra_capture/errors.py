@@ -17,6 +17,10 @@ class RecordingError(ChakraCaptureError, RuntimeError):
     """Recording cannot start or go on in this process; training is not affected."""
 
 
+class InitError(ChakraCaptureError, RuntimeError):
+    """``init`` was not called, or with other settings, or by another integration; or a thing is wrapped twice."""
+
+
 class TraceFileError(ChakraCaptureError, ValueError):
     """A trace file or folder cannot be used: missing, damaged beyond repair, or not a trace."""
 

@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+DEFAULT_TRACE_DIR = "chakra_traces"
 PART_SUFFIX = ".part"
 KINETO_DRAFT_SUFFIX = ".tmp"
 HOST_FOLDER = "chakra"

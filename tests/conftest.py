@@ -62,6 +62,7 @@ def leak_guard() -> Iterator[None]:
     yield
     # The exit handler is registered exactly while a session is open.
     assert registry.is_idle(), "a recording session or recorder is still open"
+    assert registry.init_owner() is None, "the process is still initialised"
     registry.forget_runs()
     assert _signal_handling() == signals, "a signal handler, wakeup descriptor or signal mask is left"
     _check_torch_is_free()

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chakra_capture.errors import InitError, RecordingError
@@ -39,12 +40,22 @@ class ActiveRecorder(Protocol):
         """Let go of the parent's files in a forked child."""
 
 
+@dataclass(slots=True)
+class Init:
+    """Who has initialised this process, with which settings, and what he has made of them."""
+
+    owner: str
+    key: object
+    made: Any = None
+
+
 class _Registry:
     def __init__(self) -> None:
         self.sessions: list[OpenSession] = []
         self.recorder: ActiveRecorder | None = None
         self.runs: dict[tuple[str, str, int], Run] = {}
         self.num_runs = 0
+        self.init: Init | None = None
         self.has_fork_guard = False
         self.kept: list[object] = []
         self.termination: Termination | None = None
@@ -191,6 +202,43 @@ def run_of(trace_dir: str, job: str, rank: int, make: Callable[[int], Run]) -> R
     return _registry.runs[key]
 
 
+def claim_init(owner: str, key: object) -> Init:
+    """Initialise this process for ``owner``; once more with an equal ``key`` gives what is there already.
+
+    Raises:
+        InitError: it is initialised with another key, or by another owner.
+    """
+    init = _registry.init
+    if init is None:
+        init = _registry.init = Init(owner, key)
+    elif init.owner != owner:
+        raise InitError(
+            f"{owner}.init() was called, but this process is initialised by {init.owner}.init(); expected one of them, "
+            "or the same step would be counted twice. Remove one of the two calls."
+        )
+    elif init.key != key:
+        raise InitError(
+            f"{owner}.init() was called before with other settings; expected one call, or the same settings again. "
+            f"Call {owner}.close() before a training with other settings."
+        )
+    return init
+
+
+def current_init() -> Init | None:
+    """Return how this process is initialised."""
+    return _registry.init
+
+
+def init_owner() -> str | None:
+    """Return who has initialised this process: ``phases``, ``monai``, or nobody."""
+    return _registry.init.owner if _registry.init is not None else None
+
+
+def release_init() -> None:
+    """Let the process be initialised anew."""
+    _registry.init = None
+
+
 def is_idle() -> bool:
     """Say whether no session is open and nothing records."""
     return not _registry.sessions and _registry.recorder is None
@@ -240,6 +288,6 @@ def _after_fork_in_child() -> None:
         _registry.termination.forget_in_child()
     _after_fork()
     _registry.masks.clear()
-    _registry.recorder = _registry.termination = _registry.finalizer = None
+    _registry.recorder = _registry.termination = _registry.finalizer = _registry.init = None
     _registry.sessions.clear()
     _registry.runs.clear()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from chakra_capture.config import ChakraProfileConfig
-from chakra_capture.layout import RunPaths
+from chakra_capture.layout import DEFAULT_TRACE_DIR, RunPaths
 from chakra_capture.recording.agreement import agree, default_store
 from chakra_capture.recording.claims import Claimant, take_folders
 from chakra_capture.recording.disk import Disk
@@ -15,8 +15,6 @@ from chakra_capture.recording.launch import own_run_id, safe_file_name
 from chakra_capture.recording.manifest import Manifest, Reason, settings_in_effect
 from chakra_capture.recording.rank import RankInfo
 from chakra_capture.recording.surroundings import versions_in_use
-
-_DEFAULT_FOLDER = "chakra_traces"
 
 
 @dataclass(slots=True)
@@ -52,7 +50,7 @@ class Run:
 
 def trace_folder(settings: ChakraProfileConfig) -> Path:
     """Return ``trace_dir`` as an absolute path, so that a later ``chdir`` changes nothing."""
-    return Path(settings.trace_dir or _DEFAULT_FOLDER).expanduser().absolute()
+    return Path(settings.trace_dir or DEFAULT_TRACE_DIR).expanduser().absolute()
 
 
 def job_name(settings: ChakraProfileConfig, environ: Mapping[str, str]) -> str:

@@ -131,10 +131,12 @@ class Session:
             self._guarded(recorder.abort_step)
 
     def fail_step(self, step: int, error: BaseException | None = None) -> None:
-        """Tell that global step ``step`` raised: should it begin again, this attempt is not counted."""
+        """Tell that global step ``step`` raised: its phases end here, and should it begin again, it is not counted."""
         steps = self._phases.steps
         if steps is not None and steps.open_step == step:
             self._timed(steps.flag, PARTIAL)
+            self._timed(self._phases.end_annotation)
+            self._timed(self._phases.end_step, step, self._is_step_recorded)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.fail_step, step)
