@@ -9,6 +9,7 @@ PROCESS_GROUP_INIT = "## process_group:init ##"
 INPUT_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER = "input_wait", "h2d", "forward", "backward", "optimizer"
 VALIDATION_PHASE, CHECKPOINT, CALLBACKS = "validation", "checkpoint", "callbacks"
 BETWEEN_STEPS = (VALIDATION_PHASE, CHECKPOINT, CALLBACKS)
+PHASE_NAMES = (INPUT_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER)
 # Of a training whose forward, backward and optimizer nobody tells apart.
 ITERATION = "iteration"
 # The observer's own root nodes.

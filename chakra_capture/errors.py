@@ -27,7 +27,3 @@ class TraceFileError(ChakraCaptureError, ValueError):
 
 class PairingError(ChakraCaptureError, ValueError):
     """Host and device trace are not of the same process, rank and run."""
-
-
-class InitError(ChakraCaptureError, RuntimeError):
-    """A process was initialised twice, in ways that do not go together."""

@@ -61,44 +61,9 @@ class _Registry:
         self.termination: Termination | None = None
         self.finalizer: Any = None
         self.masks: dict[int, set[int]] = {}
-        self.init: tuple[str, object] | None = None
 
 
 _registry = _Registry()
-
-
-def claim_init(owner: str, key: object) -> None:
-    """Note who times this process's loops; the same claim again changes nothing.
-
-    Args:
-        owner: ``phases`` (the loop as a whole) or ``monai`` (each trainer its own).
-        key: what it was initialised with.
-
-    Raises:
-        InitError: somebody else does, or with other settings.
-    """
-    if _registry.init is None:
-        _registry.init = (owner, key)
-    elif _registry.init[0] != owner:
-        raise InitError(
-            f"chakra_capture is initialised for {_registry.init[0]!r} in this process and cannot be for {owner!r} as "
-            "well: every batch would count twice. Keep one of the two init() calls."
-        )
-    elif _registry.init[1] != key:
-        raise InitError(
-            f"chakra_capture is initialised for {owner!r} with other settings in this process. Call init() once, or "
-            "close() what it opened first."
-        )
-
-
-def init_owner() -> str | None:
-    """Who has claimed to time this process's loops."""
-    return _registry.init[0] if _registry.init is not None else None
-
-
-def release_init() -> None:
-    """Let the next one claim."""
-    _registry.init = None
 
 
 def add_session(session: OpenSession) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from ignite.engine import Engine
 from monai.engines import SupervisedTrainer
 
+from chakra_capture.config import phases_only
 from chakra_capture.integrations import ignite
 from chakra_capture.integrations.ignite import calls
 from chakra_capture.integrations.ignite.phases import EnginePhases
@@ -16,7 +17,6 @@ from chakra_capture.recording.session import Session
 
 logger = logging.getLogger(__name__)
 
-_PHASES_ONLY = {"enabled": True, "start_step": None, "trace_dir": "chakra_traces"}
 _MARKER = "_chakra_capture_handler"
 
 
@@ -142,7 +142,7 @@ class TraceMLHandler(ChakraProfileHandler):
     """
 
     def __init__(self) -> None:
-        super().__init__(_PHASES_ONLY)
+        super().__init__(phases_only())
 
     def _refusal(self, engine: Engine) -> str | None:
         return _why_partial(engine) or super()._refusal(engine)

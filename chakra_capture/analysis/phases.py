@@ -1,0 +1,157 @@
+"""Where the time of all steps goes: the phases of steps, what comes between them, and how much is accounted for."""
+
+from dataclasses import dataclass
+
+import polars as pl
+
+from chakra_capture.annotations import BETWEEN_STEPS, PHASE_NAMES
+from chakra_capture.trace.phase_records import PhaseRecords
+from chakra_capture.trace.schema import Column
+
+RESIDUAL, OTHER = "residual", "other"
+
+SCHEMA = (
+    Column("place", pl.String, "step: part of a step; between: between two steps, or between the batches of one"),
+    Column("phase", pl.String, "name of the phase; residual: of a step, in no phase; other: between, in no phase"),
+    Column("num_steps", pl.Int64, "steps with this phase"),
+    Column(
+        "mean_ns", pl.Float64, "mean over all steps, one without the phase counting as 0; null = not measured", "ns"
+    ),
+    Column("median_ns", pl.Float64, "median over the same steps", "ns"),
+    Column("p90_ns", pl.Float64, "time that 9 of 10 steps do not exceed (nearest rank)", "ns"),
+    Column("share", pl.Float64, "of the wall time of these steps and the time before each"),
+    Column("device_mean_ns", pl.Float64, "mean on the device's own time line, over steps where it is known", "ns"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSummary:
+    """The phases of one rank.
+
+    Attributes:
+        table: of ``SCHEMA``; every phase that was timed, or is said not to be.
+        num_steps: steps the table is over.
+        num_recorded: all steps that came to their end.
+        left_out: why recorded steps are not among them, with how many.
+        step_ns: mean and median of a step without what comes between its batches.
+        wall_ns: of these steps and the time before each.
+        coverage: share of the wall time that is in a named phase; None without any step.
+        not_measured: reason for each phase that was not timed.
+    """
+
+    table: pl.DataFrame
+    num_steps: int
+    num_recorded: int
+    left_out: dict[str, int]
+    step_mean_ns: float | None
+    step_median_ns: float | None
+    wall_ns: int
+    coverage: float | None
+    not_measured: dict[str, str]
+
+
+def phase_summary(records: PhaseRecords) -> PhaseSummary:
+    """Summarise the steps that ran as they always do: whole, not under the profiler, not the first of a training."""
+    whole = records.steps.with_row_index("row").filter(~pl.col("partial"))
+    counted, left_out = _counted(whole)
+    num = counted.height
+    phases = records.phases.filter(pl.col("row").is_in(counted["row"].implode()))
+    between = pl.col("in_gap") | pl.col("phase").is_in(BETWEEN_STEPS)
+    places = pl.when(between).then(pl.lit("between")).otherwise(pl.lit("step")).alias("place")
+    parts = phases.group_by("row", places, "phase").agg(
+        pl.col("dur_ns").sum(), pl.col("num_calls").sum(), pl.col("device_ns").sum().alias("device_ns"),
+        pl.col("device_ns").is_not_null().any().alias("on_device"),
+    )  # fmt: skip
+    sums = parts.group_by("row", "place").agg(pl.col("dur_ns").sum())
+    wall = counted.select(
+        "row", (pl.col("dur_ns") + pl.col("gap_ns").fill_null(0)).alias("wall_ns"), "dur_ns", "gap_ns"
+    )
+    wall = wall.join(_place(sums, "step", "in_step"), on="row", how="left", validate="1:1")
+    inside = parts.filter(pl.col("place") == "between").join(
+        phases.filter(~pl.col("in_gap")).select("row", "phase", pl.col("dur_ns").alias("inside_ns")),
+        on=["row", "phase"], how="left", validate="1:1",
+    )  # fmt: skip
+    inside = inside.group_by("row").agg(pl.col("inside_ns").sum(), pl.col("dur_ns").sum().alias("between_ns"))
+    wall = wall.join(inside, on="row", how="left", validate="1:1").fill_null(0)
+    work = pl.col("dur_ns") - pl.col("inside_ns")
+    rests = wall.select(
+        "row", (work - pl.col("in_step")).alias(RESIDUAL), work.alias("work_ns"),
+        (pl.col("gap_ns") + pl.col("inside_ns") - pl.col("between_ns")).alias(OTHER),
+    )  # fmt: skip
+    total = int(wall["wall_ns"].sum())
+    rows = [
+        _row(parts, place, name, num, total, records.measured)
+        for place, name in _names(parts, records.measured)
+    ]  # fmt: skip
+    rows.insert(_end_of_step(rows), _rest("step", RESIDUAL, rests[RESIDUAL], total))
+    rows.append(_rest("between", OTHER, rests[OTHER], total))
+    accounted = total - int(rests[RESIDUAL].sum()) - int(rests[OTHER].sum())
+    return PhaseSummary(
+        table=pl.DataFrame(rows, schema={column.name: column.dtype for column in SCHEMA}, orient="row"),
+        num_steps=num,
+        num_recorded=whole.height,
+        left_out=left_out,
+        step_mean_ns=_number(rests["work_ns"].mean()),
+        step_median_ns=_number(rests["work_ns"].median()),
+        wall_ns=total,
+        coverage=accounted / total if total else None,
+        not_measured={name: why for name, why in records.measured.items() if why is not None},
+    )
+
+
+def _counted(whole: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
+    """The steps that count, or all if none would."""
+    counted = whole.filter(~pl.col("profiled") & ~pl.col("first"))
+    if counted.is_empty():
+        return whole, {}
+    profiled = int(whole["profiled"].sum())
+    first = whole.filter(pl.col("first") & ~pl.col("profiled")).height
+    reasons = {"under the profiler": profiled, "first of a training": first}
+    return counted, {why: number for why, number in reasons.items() if number}
+
+
+def _place(sums: pl.DataFrame, place: str, name: str) -> pl.DataFrame:
+    return sums.filter(pl.col("place") == place).select("row", pl.col("dur_ns").alias(name))
+
+
+def _names(parts: pl.DataFrame, measured: dict[str, str | None]) -> list[tuple[str, str]]:
+    """Every phase found or known, in the order of a step."""
+    found = {*parts.select("place", "phase").unique().iter_rows()}
+    found |= {("between" if name in BETWEEN_STEPS else "step", name) for name in measured}
+    known = [*PHASE_NAMES, *BETWEEN_STEPS]
+
+    def order(entry: tuple[str, str]) -> tuple[bool, int, str]:
+        place, name = entry
+        return place == "between", known.index(name) if name in known else len(known), name
+
+    return sorted(found, key=order)
+
+
+def _row(
+    parts: pl.DataFrame, place: str, name: str, num: int, total: int, measured: dict[str, str | None]
+) -> tuple[object, ...]:
+    mine = parts.filter((pl.col("place") == place) & (pl.col("phase") == name))
+    if mine.is_empty() and measured.get(name) is not None:
+        return place, name, 0, None, None, None, None, None
+    times = pl.concat([mine["dur_ns"], pl.repeat(0, num - mine.height, dtype=pl.Int64, eager=True)])
+    device = mine.filter(pl.col("on_device"))["device_ns"].mean()
+    return place, name, mine.height, *_statistics(times, total), device
+
+
+def _rest(place: str, name: str, times: pl.Series, total: int) -> tuple[object, ...]:
+    return place, name, int((times > 0).sum()), *_statistics(times, total), None
+
+
+def _statistics(times: pl.Series, total: int) -> tuple[float | None, ...]:
+    if times.is_empty():
+        return None, None, None, None
+    high = times.quantile(0.9, "higher")
+    return _number(times.mean()), _number(times.median()), high, int(times.sum()) / total if total else None
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _end_of_step(rows: list[tuple[object, ...]]) -> int:
+    return next((at for at, row in enumerate(rows) if row[0] == "between"), len(rows))
