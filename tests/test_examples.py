@@ -20,3 +20,11 @@ def printed(example: str, folder: Path, *options: str) -> dict[str, str]:
 def test_monai_minimal(tmp_path, options, expected):
     said = printed("monai_minimal.py", tmp_path, "--volumes", "4", "--size", "8", *options)
     assert (said["updates made by the trainer"], said["steps recorded"]) == (str(expected), str(expected))
+
+
+def test_plain_loop(tmp_path):
+    # 10 batches an epoch, 3 to an update and the rest of the epoch: 4 updates, twice.
+    said = printed("plain_loop.py", tmp_path)
+    assert (said["updates made by the loop"], said["steps recorded"]) == ("8", "8")
+    for name in ("input_wait", "forward", "backward", "optimizer"):
+        assert said[name].endswith(" ms on average, 8 steps")

@@ -48,10 +48,10 @@ def main(arguments: list[str]) -> int:
     num_updates, file = train(arguments[0] if arguments else "chakra_traces")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     steps = [line for line in lines if line["kind"] == "step" and "partial" not in line.get("flags", [])]
-    print(f"{num_updates} updates by the loop's own count, {len(steps)} steps in {file}")
+    print(f"updates made by the loop: {num_updates}\nsteps recorded: {len(steps)}\nfile: {file}")
     for name in PHASES:
         times = [line["phases"][name][0] for line in steps if name in line["phases"]]
-        print(f"{name:>10} {sum(times) / max(1, len(times)) / 1e6:8.3f} ms, in {len(times)} steps")
+        print(f"{name}: {sum(times) / max(1, len(times)) / 1e6:.3f} ms on average, {len(times)} steps")
     return int(num_updates != len(steps))
 
 

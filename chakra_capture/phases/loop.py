@@ -1,0 +1,262 @@
+"""Where a plain loop stands: when its steps begin and end, told by what is wrapped of it."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from threading import get_ident
+from types import TracebackType
+from typing import Any
+from weakref import WeakSet, ref
+
+import torch
+
+from chakra_capture.annotations import BACKWARD, FORWARD, OPTIMIZER
+from chakra_capture.recording.session import Session
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """One iteration over a wrapped loader; ``size`` batches are one update."""
+
+    loader: object
+    size: int
+
+
+class PlainLoop:
+    """Follows one training loop, in the thread that requests its first batch: when its steps begin and end."""
+
+    def __init__(self, session: Session, first_step: int) -> None:
+        self.session = session
+        self._first_step = self._step = first_step
+        self._thread = 0
+        self._said: set[str] = set()
+        self._unseen: dict[str, int] = {}  # what is wrapped and was in no step yet, and since which step
+        self._timed: set[str] = set()
+        self.is_update_compiled = False
+        self._optimizers: WeakSet[Any] = WeakSet()
+        self._put_back: list[Callable[[], None]] = []
+        # Of the step that is open.
+        self._is_open = self._is_block = self._has_worked = False
+        self._reading: Reading | None = None
+        self._num_batches = 0
+        self._inside: list[str] = []
+        self._stepped: set[int] = set()
+
+    def close(self) -> None:
+        """Close the session, and put back what it has not."""
+        self.session.close()
+        while self._put_back:
+            self._put_back.pop()()
+
+    def has(self, thing: object) -> bool:
+        """Say whether this is an optimizer that is wrapped."""
+        return any(thing is one for one in self._optimizers)
+
+    def times(self, name: str) -> None:
+        """Note that a phase is timed from now on."""
+        if name not in self._timed:
+            self._timed.add(name)
+            self._unseen[name] = self._step
+            self.session.measures(name)
+
+    def follow(self, optimizer: Any, replace_step: Callable[["PlainLoop", Any], Callable[[], None]]) -> None:
+        """Time the updates of an optimizer; ``replace_step`` has it tell them, and returns what undoes that."""
+
+        def install() -> Callable[[], None]:
+            put_back = replace_step(self, optimizer)
+            self._optimizers.add(optimizer)
+            self._timed.add(OPTIMIZER)
+            gone = ref(optimizer)
+
+            def remove() -> None:
+                if (one := gone()) is not None:
+                    self._optimizers.discard(one)
+                    put_back()
+
+            return remove
+
+        if self.session.times_phases:
+            self.session.time_phase(OPTIMIZER, install)
+        else:  # A window alone: its steps end with the updates all the same.
+            self._put_back.append(install())
+
+    def follows(self, reading: Reading) -> bool:
+        """Say whether these batches are those of the training."""
+        if not self.session.is_open:
+            return False
+        self._thread = self._thread or get_ident()
+        why = None
+        if self._thread != get_ident():
+            why = "in another thread than before. Wrap what the training loop itself iterates over."
+        elif not torch.is_grad_enabled():
+            why = "with gradients switched off, as for validation. Wrap the loader of the training alone."
+        elif self._is_open and not self._is_block and self._reading and self._reading.loader is not reading.loader:
+            why = "inside a step that iterates over another one. Bracket the steps by `with phases.step():`."
+        if why is not None:
+            self._say(f"A wrapped loader is passed over, its batches are in no step: it is iterated {why}")
+        return why is None
+
+    def requests(self, reading: Reading) -> bool:
+        """Take a request for a batch; False where it is none of this training."""
+        if not self.follows(reading):
+            return False
+        if not self._is_block:
+            if self._is_open and self._reading is not reading:
+                self._cut()
+            if self._is_open and self._num_batches >= reading.size:
+                self._close()
+            if not self._is_open:
+                self._open()
+            self._reading = reading
+        return True
+
+    def received(self) -> None:
+        """Count a batch."""
+        self._num_batches += 1
+
+    def exhausted(self) -> None:
+        """There is no batch any more."""
+        if self._is_block or not self._is_open:
+            return
+        if self._num_batches == 0:
+            self._abort()
+        elif self._optimizers and not self._stepped:
+            self._cut()
+        else:
+            self._close()
+
+    def left(self, reading: Reading) -> None:
+        """Nobody asks for the rest of these batches."""
+        if self._is_open and self._reading is reading and not self._is_block and self._thread == get_ident():
+            self._cut()
+
+    def begin(self, name: str) -> bool:
+        """Enter a phase; False where it does not count."""
+        if not self._is_open:
+            if name != FORWARD and self._step > self._first_step:
+                self._say(
+                    f"A wrapped {name} ran after the update of step {self._step - 1} and before the next batch: it is "
+                    "in no step. If it belongs to the training, bracket the steps by `with phases.step():`."
+                )
+            return False
+        if name in self._inside or get_ident() != self._thread:
+            return False
+        if name == FORWARD and (not torch.is_grad_enabled() or (BACKWARD not in self._inside and is_in_backward())):
+            return False
+        self._inside.append(name)
+        self._has_worked = True
+        self._unseen.pop(name, None)
+        self.session.begin_phase(name)
+        return True
+
+    def end(self, name: str) -> None:
+        """Leave a phase, and the step where that was its update."""
+        if name not in self._inside:
+            return
+        del self._inside[self._inside.index(name) :]
+        self.session.end_phase(name)
+        if self._stepped and not self._inside and not self._is_block and self._is_updated and not is_in_backward():
+            self._close()
+
+    def stepped(self, optimizer: object) -> None:
+        """Note an update."""
+        if self._is_open:
+            self._stepped.add(id(optimizer))
+
+    def block(self) -> "AbstractContextManager[object]":
+        """Bracket a step."""
+        if self._is_block:
+            self._say(
+                f"step() is called inside step {self._step}: the inner one is passed over, its time is in the outer."
+            )
+            return nullcontext()
+        return Block(self)
+
+    def enter_block(self) -> None:
+        """Begin a step, unless the request for its batch has."""
+        self._thread = self._thread or get_ident()
+        if not self._is_open:
+            self._open()
+            self._reading = None
+        self._is_block = True
+
+    def exit_block(self, error: BaseException | None) -> None:
+        """End it, unless batches of its group are missing."""
+        self._is_block = False
+        if not self._is_open:
+            return
+        if error is not None:
+            self._fail(error)
+        elif self._reading is None or self._num_batches >= self._reading.size or (self._stepped and self._is_updated):
+            self._close()
+
+    @property
+    def _is_updated(self) -> bool:
+        return all(id(one) in self._stepped for one in self._optimizers)
+
+    def _open(self) -> None:
+        self._is_open, self._has_worked, self._num_batches = True, False, 0
+        self._inside.clear()
+        self._stepped.clear()
+        self.session.start_step(self._step)
+
+    def _close(self) -> None:
+        if self.is_update_compiled:
+            self.session.measures(OPTIMIZER, "optimizer.step() is inside a compiled function")
+        elif self._optimizers and not self._stepped:
+            self.session.skip_update()
+        self._is_open = False
+        self.session.end_step(self._step)
+        self._step += 1
+        for name in [name for name, since in self._unseen.items() if self._step >= since + 2]:
+            del self._unseen[name]
+            why = f"what is wrapped was not called in steps {self._step - 2} and {self._step - 1}"
+            self.session.measures(name, why)
+            self._say(f"The phase {name} is not measured: {why}. Wrap what the loop calls, and call what is returned.")
+
+    def _cut(self) -> None:
+        # Somebody has only looked at a batch, if nothing of what is wrapped has run.
+        if self._num_batches == 0 or (self._timed and not self._has_worked):
+            self._abort()
+        else:
+            self._fail(None)
+
+    def _abort(self) -> None:
+        self._is_open = False
+        self.session.abort_step()
+
+    def _fail(self, error: BaseException | None) -> None:
+        self._is_open = False
+        self.session.fail_step(self._step, error)
+
+    def _say(self, message: str) -> None:
+        key = message.partition(":")[0].translate(str.maketrans("", "", "0123456789"))
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("%s", message)
+
+
+def is_in_backward() -> bool:
+    """Whether autograd runs on this thread: an optimizer may step in it, and checkpointing runs forwards again."""
+    running: Any = getattr(torch._C, "_current_graph_task_id", None)
+    return running is not None and bool(running() != -1)
+
+
+class Block:
+    """What ``step`` returns."""
+
+    __slots__ = ("_loop",)
+
+    def __init__(self, loop: PlainLoop) -> None:
+        self._loop = loop
+
+    def __enter__(self) -> None:
+        self._loop.enter_block()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._loop.exit_block(error)

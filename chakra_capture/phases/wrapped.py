@@ -1,0 +1,166 @@
+"""What stands before a loader, a model, a loss or an optimizer of the user's, and tells the loop of its calls."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import Any, TypeVar
+from weakref import ref
+
+import torch
+
+from chakra_capture.annotations import BACKWARD, INPUT_WAIT, OPTIMIZER
+from chakra_capture.phases.loop import PlainLoop, Reading
+from chakra_capture.recording import registry
+
+T = TypeVar("T")
+
+
+def _itself(thing: T) -> T:
+    return thing
+
+
+class Proxy:
+    """Stands before something of the user's: what he reads, writes, copies and pickles is his own."""
+
+    def __init__(self, loop: PlainLoop, thing: Any) -> None:
+        object.__setattr__(self, "_loop", loop)
+        object.__setattr__(self, "_thing", thing)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._thing, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._thing, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._thing, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _itself, (self._thing,)
+
+
+class Call(Proxy):
+    """A timed function or module."""
+
+    def __init__(self, loop: PlainLoop, thing: Any, name: str) -> None:
+        super().__init__(loop, thing)
+        object.__setattr__(self, "_name", name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        # Known to the compiler as true, so of ours nothing is in what it compiles.
+        if torch.compiler.is_compiling() or not self._loop.begin(self._name):
+            return self._thing(*arguments, **options)
+        try:
+            return self._thing(*arguments, **options)
+        finally:
+            self._loop.end(self._name)
+
+
+class Loss(Proxy):
+    """A loss whose ``backward`` is timed."""
+
+    def backward(self, *arguments: Any, **options: Any) -> Any:
+        return Call(self._loop, self._thing.backward, BACKWARD)(*arguments, **options)
+
+
+class Loader(Proxy):
+    """A loader whose iterations are followed."""
+
+    def __init__(self, loop: PlainLoop, thing: Any, size: int) -> None:
+        super().__init__(loop, thing)
+        object.__setattr__(self, "_size", size)
+
+    def __iter__(self) -> "Batches":
+        return Batches(self._loop, self._thing, None, self._size)
+
+
+class SizedLoader(Loader):
+    def __len__(self) -> int:
+        return len(self._thing)
+
+
+class Batches:
+    """The batches of one iteration over a wrapped loader; gone when nobody asks for them any more."""
+
+    def __init__(self, loop: PlainLoop, loader: Iterable[Any], source: Iterator[Any] | None, size: int) -> None:
+        self._loop, self._reading = loop, Reading(loader, size)
+        if source is not None:
+            self._source = source
+        elif loop.follows(self._reading):
+            # No request yet, so no step; but the workers of a loader start here.
+            with loop.session.phase(INPUT_WAIT):
+                self._source = iter(loader)
+        else:
+            self._source = iter(loader)
+
+    def __iter__(self) -> "Batches":
+        return self
+
+    def __next__(self) -> Any:
+        loop = self._loop
+        if not loop.requests(self._reading):
+            return next(self._source)
+        try:
+            with loop.session.phase(INPUT_WAIT):
+                batch = next(self._source)
+        except StopIteration:
+            loop.exhausted()
+            raise
+        loop.received()
+        return batch
+
+    def __del__(self) -> None:
+        self._loop.left(self._reading)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _note_compiled_update() -> None:
+    """Runs when the compiler reads it, and is not in what it compiles: from then on updates are not seen."""
+    claim = registry.current_init()
+    if claim is not None and isinstance(claim.made, PlainLoop):
+        claim.made.is_update_compiled = True
+
+
+def replace_step(loop: PlainLoop, optimizer: Any) -> Callable[[], None]:
+    """Time ``optimizer.step``, not by torch's hooks, which run inside its annotation; returns what puts it back.
+
+    A scheduler replaces ``step`` the same way, and asks for ``__func__`` when it does.
+    """
+    before = vars(optimizer).get("step")
+    original = optimizer.step
+    function = getattr(original, "__func__", original)
+    # The optimizer must not keep itself alive, so of a method we keep the function.
+    this, is_method = ref(optimizer), before is None and inspect.ismethod(original)
+    call: Any = function if is_method else original
+
+    def timed(self: Any, *arguments: Any, **options: Any) -> Any:
+        given = (self, *arguments) if is_method else arguments
+        if torch.compiler.is_compiling():
+            _note_compiled_update()
+            return call(*given, **options)
+        is_timed = loop.begin(OPTIMIZER)
+        try:
+            found = call(*given, **options)
+            loop.stepped(self)
+            return found
+        finally:
+            if is_timed:
+                loop.end(OPTIMIZER)
+
+    @wraps(function)
+    def step(*arguments: Any, **options: Any) -> Any:
+        return timed(this(), *arguments, **options)
+
+    placed: Any = step
+    placed.__func__, placed.__signature__ = wraps(function)(timed), inspect.signature(original)
+    optimizer.step = step
+
+    def put_back() -> None:
+        one = this()
+        if one is not None and vars(one).get("step") is step:
+            if before is None:
+                del one.step
+            else:
+                one.step = before
+
+    return put_back
