@@ -22,6 +22,7 @@ LINK_FILE = "link.json"
 
 RUN_FOLDER_NAME = re.compile(r"(?P<job>.+)_(?P<part>chakra|kineto|phases|run|merged)")
 TRACE_NAME = re.compile(r"rank-(?P<rank>\d+)(?:\.cycle-(?P<cycle>\d+))?\.json(?P<gz>\.gz)?(?P<part>\.part)?")
+PHASES_NAME = re.compile(r"rank-(?P<rank>\d+)\.jsonl(?P<part>\.part)?")
 MERGED_RANK_NAME = re.compile(r"rank=(?P<rank>\d+)")
 
 

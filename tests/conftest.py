@@ -17,8 +17,8 @@ from chakra_capture.recording import registry
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
-# Written by pytest itself, or once per process by torch and Lightning on first use.
-_NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PL_GLOBAL_SEED", "PL_SEED_WORKERS"}
+# Written by pytest itself, or once per process by torch, Lightning and polars on first use.
+_NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "_RJEM_MALLOC_CONF"}
 _FOREIGN_THREADS = ("execnet", "pytest", "tqdm", "Dummy")
 
 

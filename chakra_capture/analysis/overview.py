@@ -9,6 +9,7 @@ import polars as pl
 from chakra_capture.analysis.device import device_time
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
+from chakra_capture.analysis.phases import PhaseSummary
 from chakra_capture.analysis.shares import share_of
 from chakra_capture.analysis.steps import step_summary
 from chakra_capture.trace.discovery import ManifestHead, Run
@@ -51,6 +52,7 @@ class Overview:
         operators: operator_summary summed over the ranks shown.
         kernels: kernel_summary summed over the ranks shown.
         recordings: per rank with a manifest, what was asked for and what was recorded.
+        phases: per rank with a phase file, the phases of all its steps.
     """
 
     job: str
@@ -60,6 +62,7 @@ class Overview:
     operators: pl.DataFrame
     kernels: pl.DataFrame
     recordings: dict[int, dict[str, Any]]
+    phases: dict[int, PhaseSummary]
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -73,16 +76,18 @@ class Overview:
             "operators": self.operators.to_dicts(),
             "kernels": self.kernels.to_dicts(),
             "recordings": {str(rank): value for rank, value in self.recordings.items()},
+            "phases": {str(rank): value.as_json() for rank, value in self.phases.items()},
             "notes": list(self.notes),
         }
 
 
-def overview(run: Run, traces: list[MergedTrace]) -> Overview:
-    """Sum up a merged run.
+def overview(run: Run, traces: list[MergedTrace], phases: dict[int, PhaseSummary]) -> Overview:
+    """Sum up a run.
 
     Args:
         run: where it lies; its manifests say what was asked for.
-        traces: the merged ranks to show.
+        traces: the merged ranks to show; none, of a run that recorded phases alone.
+        phases: of the ranks to show that have any.
     """
     ranks = tuple(_rank(trace) for trace in traces)
     world_size = _world_size(run, traces)
@@ -108,7 +113,8 @@ def overview(run: Run, traces: list[MergedTrace]) -> Overview:
         operators=operators,
         kernels=kernels,
         recordings=recordings,
-        notes=tuple(_notes(run, traces, world_size)),
+        phases=phases,
+        notes=tuple(_notes(run, {trace.rank for trace in traces} or set(phases), world_size)),
     )
 
 
@@ -194,9 +200,9 @@ def _world_size(run: Run, traces: list[MergedTrace]) -> int | None:
     return max(sizes) if sizes else None
 
 
-def _notes(run: Run, traces: list[MergedTrace], world_size: int | None) -> list[str]:
+def _notes(run: Run, shown_ranks: set[int], world_size: int | None) -> list[str]:
     notes = []
-    missing = sorted(set(range(world_size or 0)) - {trace.rank for trace in traces})
+    missing = sorted(set(range(world_size or 0)) - shown_ranks)
     if missing:
         shown = ", ".join(str(rank) for rank in missing[:8]) + (" ..." if len(missing) > 8 else "")
         notes.append(f"{len(missing)} of {world_size} ranks are missing here: {shown}")
@@ -211,6 +217,8 @@ def _notes(run: Run, traces: list[MergedTrace], world_size: int | None) -> list[
 
 def _summed(tables: list[pl.DataFrame], keys: list[str], weight: str) -> pl.DataFrame:
     """Add the tables of several ranks; shares anew from the sums."""
+    if not tables:
+        return pl.DataFrame()
     table = pl.concat(tables)
     sums = [c for c in table.columns if c not in keys and c not in ("share", "mean_ns")]
     summed = table.group_by(keys).agg(pl.col(c).sum() for c in sums)

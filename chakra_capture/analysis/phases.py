@@ -1,6 +1,7 @@
 """Where the time of all steps goes: the phases of steps, what comes between them, and how much is accounted for."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
@@ -9,6 +10,7 @@ from chakra_capture.trace.phase_records import PhaseRecords
 from chakra_capture.trace.schema import Column
 
 RESIDUAL, OTHER = "residual", "other"
+_MOST_DROPPED = 5
 
 SCHEMA = (
     Column("place", pl.String, "step: part of a step; between: between two steps, or between the batches of one"),
@@ -37,6 +39,7 @@ class PhaseSummary:
         wall_ns: of these steps and the time before each.
         coverage: share of the wall time that is in a named phase; None without any step.
         not_measured: reason for each phase that was not timed.
+        notes: what else a reader should know.
     """
 
     table: pl.DataFrame
@@ -48,6 +51,11 @@ class PhaseSummary:
     wall_ns: int
     coverage: float | None
     not_measured: dict[str, str]
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {**{slot: getattr(self, slot) for slot in self.__slots__}, "table": self.table.to_dicts()}
 
 
 def phase_summary(records: PhaseRecords) -> PhaseSummary:
@@ -67,12 +75,12 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         "row", (pl.col("dur_ns") + pl.col("gap_ns").fill_null(0)).alias("wall_ns"), "dur_ns", "gap_ns"
     )
     wall = wall.join(_place(sums, "step", "in_step"), on="row", how="left", validate="1:1")
-    inside = parts.filter(pl.col("place") == "between").join(
-        phases.filter(~pl.col("in_gap")).select("row", "phase", pl.col("dur_ns").alias("inside_ns")),
-        on=["row", "phase"], how="left", validate="1:1",
-    )  # fmt: skip
-    inside = inside.group_by("row").agg(pl.col("inside_ns").sum(), pl.col("dur_ns").sum().alias("between_ns"))
-    wall = wall.join(inside, on="row", how="left", validate="1:1").fill_null(0)
+    # What comes between the batches of a step is measured in it and is none of its work.
+    inside = phases.filter(~pl.col("in_gap") & pl.col("phase").is_in(BETWEEN_STEPS))
+    inside = inside.group_by("row").agg(pl.col("dur_ns").sum().alias("inside_ns"))
+    for sums_of_rows in (inside, _place(sums, "between", "between_ns")):
+        wall = wall.join(sums_of_rows, on="row", how="left", validate="1:1")
+    wall = wall.fill_null(0)
     work = pl.col("dur_ns") - pl.col("inside_ns")
     rests = wall.select(
         "row", (work - pl.col("in_step")).alias(RESIDUAL), work.alias("work_ns"),
@@ -96,7 +104,25 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         wall_ns=total,
         coverage=accounted / total if total else None,
         not_measured={name: why for name, why in records.measured.items() if why is not None},
+        notes=tuple(_notes(records, whole)),
     )
+
+
+def _notes(records: PhaseRecords, whole: pl.DataFrame) -> list[str]:
+    notes = []
+    if not records.is_closed:
+        notes.append("the process did not finish its phases (killed, or still running); up to a second is missing")
+    if skipped := int(whole["update_skipped"].sum()):
+        notes.append(f"{skipped} steps ended without their update (update_skipped)")
+    if partial := records.steps.height - whole.height:
+        notes.append(f"{partial} steps were cut short; their times are in no row")
+    for step, batches, why in records.dropped[:_MOST_DROPPED]:
+        notes.append(f"batches {', '.join(map(str, batches[:8]))} before step {step} came to nothing: {why}")
+    if len(records.dropped) > _MOST_DROPPED:
+        notes.append(f"... and {len(records.dropped) - _MOST_DROPPED} such groups more")
+    if records.num_unreadable:
+        notes.append(f"{records.num_unreadable} lines of the phase file cannot be read")
+    return notes
 
 
 def _counted(whole: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:

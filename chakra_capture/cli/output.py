@@ -11,6 +11,7 @@ from chakra_capture.errors import ChakraCaptureError
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
+    from rich.table import Table
 
 EXIT_OK = 0
 EXIT_BAD_INPUT = 1
@@ -112,3 +113,13 @@ def number_ranges(numbers: list[int]) -> str:
         else:
             parts.append([number])
     return ", ".join("-".join(str(n) for n in part) for part in parts) or "none"
+
+
+def make_table(title: str, *columns: str) -> "Table":
+    """A table as all verbs print them: numbers to the right, one line for a row."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table

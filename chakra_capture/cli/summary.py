@@ -10,6 +10,7 @@ from chakra_capture.cli.output import (
     console,
     count_of,
     duration,
+    make_table,
     not_negative,
     number_ranges,
     percent,
@@ -17,6 +18,7 @@ from chakra_capture.cli.output import (
     print_error,
     print_json,
 )
+from chakra_capture.cli.phase_tables import print_phases
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ def summary(
     slower. Operators are ranked by self time: their duration without the operators inside them, on all threads of the
     recorded steps; "(outside any op)" is the time of the step's own thread between operators. Device time is
     compute + exposed communication + exposed copies + idle = span, from the first to the last device activity.
+    Phases are those of all steps, of the window or not: of a step input wait, forward and so on, and its residual in no
+    phase; and what comes between two steps. Steps under the profiler and the first of a training are left out.
     What a run did not record is shown as "not measured", never as 0.
 
     Examples:
@@ -68,24 +72,29 @@ def summary(
         Print JSON.
     """
     from chakra_capture.analysis.overview import overview
+    from chakra_capture.analysis.phases import phase_summary
     from chakra_capture.trace.discovery import find_run
     from chakra_capture.trace.merged import MergedTrace
+    from chakra_capture.trace.phase_records import read_phases
 
     run = find_run(path, job)
     _merge_stale(run)
     merged = run.merged_ranks
-    if rank is not None and rank not in merged:
+    known = merged or run.phase_files
+    if rank is not None and rank not in known:
         raise TraceFileError(
-            f"{path} has no merged rank {rank}; it has {number_ranges(list(merged))}. Name one of them."
+            f"{path} has no merged rank {rank}; it has {number_ranges(list(known))}. Name one of them."
         )
-    if not merged and not run.ranks:
+    phases = {number: phase_summary(read_phases(file)) for number, file in run.phase_files.items()}
+    if not merged and not run.ranks and not phases:
         raise TraceFileError(run.why_empty)
-    if not merged:
+    if not merged and run.ranks:
         raise TraceFileError(
             f"no rank of {path} could be merged. See the messages above, or run: chakra-capture merge {path}"
         )
     shown = [number for number in merged if rank in (None, number)]
-    result = overview(run, [MergedTrace(number, merged[number]) for number in shown])
+    phases = {number: found for number, found in phases.items() if rank in (None, number)}
+    result = overview(run, [MergedTrace(number, merged[number]) for number in shown], phases)
     if json:
         print_json(result.as_json())
     else:
@@ -115,10 +124,14 @@ def _merge_stale(run: "Run") -> None:
 
 def _print(run: "Run", result: "Overview", top: int) -> None:
     out = console()
-    _print_head(out, run, result)
-    _print_steps(out, result)
-    _print_device(out, result)
-    _print_top(out, result, top)
+    out.print(plain(f"Run {run.paths.job} in {run.paths.trace_dir}"), soft_wrap=True)
+    if result.ranks:
+        _print_head(out, result)
+        _print_steps(out, result)
+    print_phases(out, result.phases)
+    if result.ranks:
+        _print_device(out, result)
+        _print_top(out, result, top)
     for note in result.notes:
         out.print(plain(f"note: {note}"))
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
@@ -126,9 +139,8 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
             out.print(plain(f"note: rank {rank.rank}: {note}"))
 
 
-def _print_head(out: "Console", run: "Run", result: "Overview") -> None:
+def _print_head(out: "Console", result: "Overview") -> None:
     of_world = "" if result.world_size is None else f" of {result.world_size}"
-    out.print(plain(f"Run {run.paths.job} in {run.paths.trace_dir}"), soft_wrap=True)
     numbers = number_ranges([rank.rank for rank in result.ranks])
     out.print(f"Ranks      {len(result.ranks)}{of_world} ({numbers})")
     steps = sorted({step for rank in result.ranks for step in rank.steps})
@@ -172,7 +184,7 @@ def _sum(result: "Overview", field: str) -> int | None:
 
 
 def _print_steps(out: "Console", result: "Overview") -> None:
-    table = _table(
+    table = make_table(
         "Step time (profiled)",
         "rank",
         "steps",
@@ -209,7 +221,7 @@ def _print_device(out: "Console", result: "Overview") -> None:
     measured = [rank for rank in result.ranks if rank.device]
     if not measured:
         return
-    table = _table("Device time", "rank", "span", "compute", "exp. comm", "exp. copies", "idle", "comm", "busy")
+    table = make_table("Device time", "rank", "span", "compute", "exp. comm", "exp. copies", "idle", "comm", "busy")
     for rank in measured[:_MAX_RANKS_SHOWN]:
         table.add_row(str(rank.rank), *_device_cells(rank))
     out.print(table)
@@ -238,7 +250,7 @@ def _print_top(out: "Console", result: "Overview", top: int) -> None:
 
 
 def _top_table(title: str, rows: "pl.DataFrame", time: str) -> "Table":
-    table = _table(title, "name", "count", "time", "share")
+    table = make_table(title, "name", "count", "time", "share")
     table.columns[0].justify = "left"
     for row in rows.iter_rows(named=True):
         cells = (str(row["count"]), duration(row[time]), percent(row["share"], 1))
@@ -250,12 +262,3 @@ def _shortened(name: str, width: int) -> str:
     """Fit a name into ``width``: what a trace calls something may hold anything, line breaks too."""
     line = plain(name.removeprefix("void "))
     return line if len(line) <= width else f"{line[: width - 1]}…"
-
-
-def _table(title: str, *columns: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table

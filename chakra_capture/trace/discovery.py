@@ -75,6 +75,16 @@ class Run:
         return dict(sorted(found.items()))
 
     @property
+    def phase_files(self) -> dict[int, Path]:
+        """Each rank's file of phases; the working one where the process has not finished it."""
+        found: dict[int, Path] = {}
+        for path in sorted(self.paths.phases_dir.iterdir()) if self.paths.phases_dir.is_dir() else ():
+            match = layout.PHASES_NAME.fullmatch(path.name)
+            if match and path.is_file():
+                found.setdefault(int(match["rank"]), path)
+        return dict(sorted(found.items()))
+
+    @property
     def why_empty(self) -> str:
         """One sentence on a run without traces: why it recorded nothing, and what else is here."""
         reasons = sorted({head.detail or head.reason or "unknown" for head in self.manifests.values()})

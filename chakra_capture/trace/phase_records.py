@@ -144,10 +144,11 @@ def read_phases(path: Path) -> PhaseRecords:
 def _lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
     """The lines, and whether each has its end; of one that is too long only so much that it cannot be read."""
     while line := file.readline(_MOST_BYTES):
-        is_whole = line.endswith(b"\n")
+        is_whole = line.endswith(b"\n") or len(line) == _MOST_BYTES
+        rest = line
+        while len(rest) == _MOST_BYTES and not rest.endswith(b"\n"):
+            rest = file.readline(_MOST_BYTES)
         yield line, is_whole
-        while not is_whole and (rest := file.readline(_MOST_BYTES)):
-            is_whole = rest.endswith(b"\n")
 
 
 def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> None:

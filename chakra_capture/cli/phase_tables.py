@@ -1,0 +1,83 @@
+"""The phases of steps, as ``summary`` prints them: one rank in full, then how far the ranks are apart."""
+
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from chakra_capture.cli.output import count_of, duration, make_table, percent, plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from chakra_capture.analysis.phases import PhaseSummary
+
+_BAR = 12
+_NAME = 14
+_HEADS = {"step": "step", "between": "between steps"}
+
+
+def print_phases(out: "Console", phases: "dict[int, PhaseSummary]") -> None:
+    """Print the phases of the first rank, then those of all ranks beside each other."""
+    for rank, summary in list(phases.items())[:1]:
+        _print_rank(out, rank, summary)
+    if len(phases) > 1:
+        _print_ranks(out, phases)
+
+
+def _print_rank(out: "Console", rank: int, summary: "PhaseSummary") -> None:
+    title = f"Phases of {count_of(summary.num_steps, 'step')} of rank {rank}"
+    table = make_table(title, "", "mean", "median", "90 %", "share", "steps", "")
+    for row in _rows(table, summary.table.iter_rows(named=True)):
+        if row["mean_ns"] is None:
+            table.add_row(_name(row), "not measured" if row["share"] is None else "")
+            continue
+        times = [duration(row[key]) for key in ("mean_ns", "median_ns", "p90_ns")]
+        share, steps = row["share"] or 0.0, f"{row['num_steps']}/{summary.num_steps}"
+        table.add_row(_name(row), *times, percent(share, 1), steps, "█" * round(share * _BAR))
+    out.print(table)
+    if summary.step_mean_ns is not None:
+        mean, middle = duration(summary.step_mean_ns), duration(summary.step_median_ns)
+        out.print(f"a step takes {mean} (median {middle}) without what comes between its batches")
+        out.print(f"{percent(summary.coverage, 1)} of {duration(summary.wall_ns)} of training is in named phases")
+    for why, number in summary.left_out.items():
+        out.print(f"not in these times: {count_of(number, 'step')} {why}")
+    for name, why in summary.not_measured.items():
+        out.print(plain(f"{name} is not measured: {why}"))
+    for note in summary.notes:
+        out.print(plain(f"note: rank {rank}: {note}"))
+    out.print()
+
+
+def _print_ranks(out: "Console", phases: "dict[int, PhaseSummary]") -> None:
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for rank, summary in phases.items():
+        for row in summary.table.iter_rows(named=True):
+            if row["mean_ns"] is not None:
+                found.setdefault((row["place"], row["phase"]), {})[rank] = row["mean_ns"]
+    table = make_table(f"Mean of each phase over {len(phases)} ranks", "", "median", "least", "rank", "most", "rank")
+    rows = [{"place": place, "phase": name, "means": means} for (place, name), means in found.items()]
+    for row in _rows(table, rows):
+        means = row["means"]
+        least, most = min(means, key=lambda rank: means[rank]), max(means, key=lambda rank: means[rank])
+        cells = [duration(median(means.values())), duration(means[least]), str(least), duration(means[most])]
+        table.add_row(_name(row), *cells, str(most))
+    out.print(table)
+    out.print()
+
+
+def _rows(table: "Table", rows: Any) -> Any:
+    """The rows, with a line in the table before those of each place."""
+    table.columns[0].justify = "left"
+    if len(table.columns) > 6:
+        table.columns[6].justify = "left"
+    place = ""
+    for row in sorted(rows, key=lambda row: row["place"], reverse=True):
+        if row["place"] != place:
+            place = row["place"]
+            table.add_row(_HEADS[place])
+        yield row
+
+
+def _name(row: dict[str, Any]) -> str:
+    name = plain(row["phase"])
+    return f"  {name if len(name) <= _NAME else name[: _NAME - 1] + '…'}"

@@ -1,0 +1,129 @@
+"""The summary of phases against sums done by hand, and against plain Python over random steps."""
+
+import math
+import statistics
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chakra_capture.analysis.phases import phase_summary
+from chakra_capture.trace.phase_records import PHASES_SCHEMA, STEPS_SCHEMA, PhaseRecords
+
+BETWEEN = ("validation", "checkpoint", "callbacks")
+
+
+def records(steps: list[dict[str, Any]], **more: Any) -> PhaseRecords:
+    """Steps of {"ns", "gap", "phases": {name: ns}, "gap_phases": {name: ns}, "flags"}."""
+    rows, phases = [], []
+    for number, step in enumerate(steps):
+        flags = [flag in step.get("flags", ()) for flag in ("profiled", "first", "partial", "update_skipped")]
+        rows.append((0, number, 0, step["ns"], step.get("gap", 0), *flags, None, None))
+        for in_gap, key in ((False, "phases"), (True, "gap_phases")):
+            phases += [(number, in_gap, name, ns, 1, None) for name, ns in step.get(key, {}).items()]
+    return PhaseRecords(
+        steps=pl.DataFrame(rows, schema=STEPS_SCHEMA, orient="row"),
+        phases=pl.DataFrame(phases, schema=PHASES_SCHEMA, orient="row"),
+        is_closed=True,
+        **more,
+    )
+
+
+def means(summary: Any) -> dict[tuple[str, str], float | None]:
+    return {(row["place"], row["phase"]): row["mean_ns"] for row in summary.table.iter_rows(named=True)}
+
+
+def test_two_steps_by_hand():
+    found = phase_summary(
+        records(
+            [
+                {"ns": 100, "gap": 10, "phases": {"forward": 40, "optimizer": 20, "callbacks": 8},
+                 "gap_phases": {"validation": 4, "callbacks": 1}},
+                {"ns": 60, "gap": 30, "phases": {"forward": 30}, "gap_phases": {"callbacks": 30}},
+            ],
+            measured={"forward": None, "h2d": "no device", "optimizer": None, "backward": None},
+        )
+    )  # fmt: skip
+    assert means(found) == {
+        ("step", "h2d"): None,
+        ("step", "forward"): 35,
+        ("step", "backward"): 0,  # timed, and there was none
+        ("step", "optimizer"): 10,
+        ("step", "residual"): (92 - 60 + 60 - 30) / 2,
+        ("between", "validation"): 2,
+        ("between", "callbacks"): (9 + 30) / 2,
+        ("between", "other"): 5 / 2,
+    }
+    assert (found.step_mean_ns, found.step_median_ns, found.wall_ns) == ((92 + 60) / 2, (92 + 60) / 2, 200)
+    assert found.coverage == pytest.approx((40 + 20 + 8 + 4 + 1 + 30 + 30) / 200)
+    assert found.not_measured == {"h2d": "no device"}
+    counts = {row["phase"]: row["num_steps"] for row in found.table.iter_rows(named=True)}
+    assert (counts["forward"], counts["optimizer"], counts["backward"]) == (2, 1, 0)
+
+
+def test_one_missing_forward_in_a_hundred_steps_is_99_of_100():
+    steps = [{"ns": 10, "phases": {"forward": 4} if number != 50 else {}} for number in range(100)]
+    (row,) = phase_summary(records(steps)).table.filter(pl.col("phase") == "forward").iter_rows(named=True)
+    assert (row["num_steps"], row["mean_ns"], row["median_ns"]) == (99, 3.96, 4)
+
+
+def test_first_profiled_and_partial_steps_do_not_count_where_others_do():
+    kinds = [(1000, ("first",)), (500, ("profiled",)), (10, ()), (7, ("partial",))]
+    steps = [{"ns": ns, "flags": flags} for ns, flags in kinds]
+    found = phase_summary(records(steps))
+    assert (found.num_steps, found.num_recorded, found.step_mean_ns) == (1, 3, 10)
+    assert found.left_out == {"under the profiler": 1, "first of a training": 1}
+    assert found.notes == ("1 steps were cut short; their times are in no row",)
+    alone = phase_summary(records(steps[:1]))
+    assert (alone.num_steps, alone.step_mean_ns, alone.left_out) == (1, 1000, {})
+
+
+def test_without_steps_nothing_is_measured():
+    found = phase_summary(PhaseRecords(measured={"forward": None}))
+    assert (found.num_steps, found.coverage, found.step_mean_ns) == (0, None, None)
+    assert found.table["mean_ns"].null_count() == found.table.height
+
+
+def test_what_came_to_nothing_and_skipped_updates_are_said():
+    found = phase_summary(
+        records([{"ns": 1, "flags": ("update_skipped",)}, {"ns": 1}], dropped=[(2, (4, 5), "zeroed")], num_unreadable=3)
+    )
+    assert found.notes == (
+        "1 steps ended without their update (update_skipped)",
+        "batches 4, 5 before step 2 came to nothing: zeroed",
+        "3 lines of the phase file cannot be read",
+    )
+
+
+PARTS = st.dictionaries(st.sampled_from(("forward", "backward", "mine", *BETWEEN)), st.integers(0, 50), max_size=4)
+STEPS = st.lists(st.tuples(PARTS, PARTS, st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=12)
+
+
+@given(STEPS)
+def test_the_same_as_plain_python(found):
+    steps = [
+        {"ns": sum(inside.values()) + rest, "gap": sum(gap.values()) + other, "phases": inside, "gap_phases": gap}
+        for inside, gap, rest, other in found
+    ]
+    summary = phase_summary(records(steps))
+    rows = {(row["place"], row["phase"]): row for row in summary.table.iter_rows(named=True)}
+    for name in ("forward", "backward", "mine"):
+        times = [inside.get(name, 0) for inside, _, _, _ in found]
+        if any(name in inside for inside, *_ in found):
+            assert rows["step", name]["mean_ns"] == pytest.approx(statistics.fmean(times))
+            assert rows["step", name]["median_ns"] == statistics.median(times)
+            assert rows["step", name]["p90_ns"] == sorted(times)[math.ceil(0.9 * (len(times) - 1))]
+    for name in BETWEEN:
+        times = [inside.get(name, 0) + gap.get(name, 0) for inside, gap, _, _ in found]
+        if any(name in inside or name in gap for inside, gap, *_ in found):
+            assert rows["between", name]["mean_ns"] == pytest.approx(statistics.fmean(times))
+    assert rows["step", "residual"]["mean_ns"] == pytest.approx(statistics.fmean(rest for *_, rest, _ in found))
+    assert rows["between", "other"]["mean_ns"] == pytest.approx(statistics.fmean(other for *_, other in found))
+    wall = sum(step["ns"] + step["gap"] for step in steps)
+    assert summary.wall_ns == wall
+    total = sum(row["mean_ns"] for row in rows.values()) * len(steps)
+    assert total == pytest.approx(wall)
+    if wall:
+        assert sum(row["share"] for row in rows.values()) == pytest.approx(1)

@@ -1,0 +1,106 @@
+"""Phase files read back: whole, cut at any byte, damaged, hostile."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from chakra_capture.errors import TraceFileError
+from chakra_capture.trace.phase_records import read_phases
+
+OPEN = {"kind": "open", "schema_version": 1, "run_id": "r", "rank": 3, "world_size": 4, "unix_ns": 5, "monotonic_ns": 6}
+MEASURES = {"kind": "measures", "phases": {"forward": None, "h2d": "no device"}}
+FIRST = {
+    "kind": "step", "step": 0, "begin_ns": 100, "ns": 50, "phases": {"forward": [20, 1], "input_wait": [5, 2]},
+    "spans": [["input_wait", 0, 5], ["forward", 6, 26]], "gap": {"ns": 7, "phases": {"callbacks": [3, 1]}},
+    "flags": ["first", "profiled"], "device_ns": {"forward": 11, "(step)": 40}, "rss_bytes": 1000,
+}  # fmt: skip
+SECOND = {"kind": "step", "step": 1, "begin_ns": 200, "ns": 60, "phases": {}, "spans": [], "device_ns": None}
+DROPPED = {"kind": "dropped", "step": 2, "batches": [4, 5], "why": "zeroed"}
+CLOSE = {"kind": "close", "unix_ns": 5, "monotonic_ns": 6, "gap": {"ns": 1, "phases": {}}}
+ALL = (OPEN, MEASURES, FIRST, SECOND, DROPPED, CLOSE)
+
+
+def text(*lines: object) -> bytes:
+    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+
+
+def read(content: bytes):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "rank-0.jsonl"
+        path.write_bytes(content)
+        return read_phases(path)
+
+
+def test_every_line_comes_to_its_place():
+    found = read(text(*ALL))
+    assert (found.rank, found.run_id, found.world_size, found.is_closed) == (3, "r", 4, True)
+    assert found.measured == {"forward": None, "h2d": "no device"}
+    assert found.dropped == [(2, (4, 5), "zeroed")]
+    assert (found.num_unreadable, found.is_cut) == (0, False)
+    assert found.steps.rows() == [
+        (0, 0, 100, 50, 7, True, True, False, False, 1000, 40),
+        (0, 1, 200, 60, None, False, False, False, False, None, None),
+    ]
+    assert found.phases.rows() == [
+        (0, False, "forward", 20, 1, 11),
+        (0, False, "input_wait", 5, 2, None),
+        (0, True, "callbacks", 3, 1, None),
+    ]
+
+
+def test_a_second_training_of_the_process_is_a_fit_of_its_own():
+    found = read(text(OPEN, FIRST, CLOSE, OPEN, SECOND))
+    assert found.steps["fit"].to_list() == [0, 1]
+    assert not found.is_closed
+
+
+def test_an_empty_file_is_a_file_without_steps():
+    found = read(b"")
+    assert (found.steps.height, found.phases.height, found.is_closed, found.rank) == (0, 0, False, None)
+
+
+@pytest.mark.parametrize("at", range(len(text(*ALL)) + 1))
+def test_cut_at_any_byte_the_lines_before_it_are_read(at):
+    content = text(*ALL)[:at]
+    whole = [json.loads(line) for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
+    last = content.rpartition(b"\n")[2]
+    found = read(content)
+    # A last line of which only the end of line is missing is whole.
+    is_last_whole = bool(last) and last == text(ALL[len(whole)])[:-1]
+    kinds = [line["kind"] for line in [*whole, *([ALL[len(whole)]] if is_last_whole else [])]]
+    assert found.steps.height == kinds.count("step")
+    assert found.is_cut == (bool(last) and not is_last_whole)
+    assert found.num_unreadable == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"{}", b"[]", b"null", b'{"kind":"other"}', b'{"kind":"step"}', b"\xff\xfe", b"{" * 5000, b"NaN",
+        text({**FIRST, "ns": 2**80})[:-1], text({**FIRST, "step": "1"})[:-1],
+        text({**FIRST, "phases": {"a": [1]}})[:-1],
+        text({**FIRST, "gap": 3})[:-1], b'{"kind":"step","step":1e999,"begin_ns":0,"ns":0,"phases":{}}',
+    ],
+)  # fmt: skip
+def test_a_line_that_is_none_of_ours_is_counted_and_costs_itself_alone(line):
+    found = read(text(OPEN) + line + b"\n" + text(SECOND))
+    assert (found.num_unreadable, found.steps["step"].to_list(), found.is_cut) == (1, [1], False)
+
+
+def test_a_line_without_an_end_is_not_held_in_memory():
+    found = read(text(OPEN, FIRST) + b"x" * (5 << 20) + b"\n" + text(SECOND))
+    assert (found.num_unreadable, found.steps["step"].to_list()) == (1, [0, 1])
+
+
+@given(st.binary(max_size=400))
+def test_no_content_raises(content):
+    assert read(content).steps.height <= content.count(b"step")
+
+
+def test_a_file_that_is_not_there_is_said():
+    with pytest.raises(TraceFileError, match="cannot be read: No such file"):
+        read_phases(Path("no/rank-0.jsonl"))
