@@ -16,6 +16,7 @@ from chakra_capture.merge.memory import give_back
 from chakra_capture.merge.order import link_by_order
 from chakra_capture.merge.output import rank_folder, write_link, write_nodes, write_table
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
+from chakra_capture.merge.phases import join_phases
 from chakra_capture.merge.roots import add_roots
 from chakra_capture.merge.rows import ACTIVITY_KINDS, climb, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
@@ -25,6 +26,7 @@ from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import HostTrace, read_host_trace
 from chakra_capture.trace.keys import match_keys
+from chakra_capture.trace.phase_records import read_phases
 from chakra_capture.trace.reading import ReadOptions, ScannerKind
 from chakra_capture.trace.schema import EDGES, KINDS, SCHEMA_VERSION, STEPS
 from chakra_capture.trace.spill import Spill
@@ -64,11 +66,14 @@ class RankReport:
         return any(window["salvaged"] for window in self.windows)
 
 
-def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeOptions) -> RankReport:
+def merge_rank(
+    rank: int, windows: list[WindowFiles], out: Path, options: MergeOptions, *, phases: Path | None = None
+) -> RankReport:
     """Merge the windows of one rank into ``out`` (``rank=<R>``).
 
     Args:
         rank: global rank; compared with the rank that the device trace states.
+        phases: the rank's file of step phases, if there is one.
 
     Raises:
         TraceFileError: a file is missing, damaged beyond repair or no trace; with ``strict`` also a
@@ -94,7 +99,8 @@ def merge_rank(rank: int, windows: list[WindowFiles], out: Path, options: MergeO
         write_table(out / layout.EDGES_FILE, pl.concat(edges))
         edges.clear()  # the nodes need the memory
         give_back()
-        write_table(out / layout.STEPS_FILE, pl.concat(steps).lazy())
+        table = pl.concat(steps)
+        write_table(out / layout.STEPS_FILE, (join_phases(table, read_phases(phases)) if phases else table).lazy())
         write_nodes(out / layout.NODES_FILE, columns)
         write_link(out / layout.LINK_FILE, {"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries})
     return RankReport(rank, tuple(entries))

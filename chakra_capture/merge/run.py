@@ -59,7 +59,7 @@ class _Job:
 
 def _merge_one(job: _Job) -> RankReport:
     try:
-        return merge_rank(job.files.rank, job.files.windows, job.folder, job.options)
+        return merge_rank(job.files.rank, job.files.windows, job.folder, job.options, phases=job.files.phases)
     except ChakraCaptureError as error:
         with suppress(OSError):  # tables of an earlier merge are not those of these files
             (job.folder / layout.LINK_FILE).unlink(missing_ok=True)

@@ -41,6 +41,7 @@ class RankFiles:
 
     rank: int
     windows: list[WindowFiles] = field(default_factory=list)
+    phases: Path | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -77,12 +78,7 @@ class Run:
     @property
     def phase_files(self) -> dict[int, Path]:
         """Each rank's file of phases; the working one where the process has not finished it."""
-        found: dict[int, Path] = {}
-        for path in sorted(self.paths.phases_dir.iterdir()) if self.paths.phases_dir.is_dir() else ():
-            match = layout.PHASES_NAME.fullmatch(path.name)
-            if match and path.is_file():
-                found.setdefault(int(match["rank"]), path)
-        return dict(sorted(found.items()))
+        return _phase_files(self.paths.phases_dir)
 
     @property
     def why_empty(self) -> str:
@@ -188,11 +184,22 @@ def _own_run(path: Path, jobs: dict[str, float], job: str | None) -> Run:
     paths = layout.RunPaths(path, chosen)
     others = tuple(sorted(set(jobs) - {chosen}))
     ranks = _pair(paths.host_dir, paths.device_dir)
+    phases = _phase_files(paths.phases_dir)
     for entry in ranks:
+        entry.phases = phases.get(entry.rank)
         head = manifest_head(paths.manifest(entry.rank))
         if head is not None:
             entry.windows = [_with_cut_steps(files, head) for files in entry.windows]
     return Run(paths, tuple(ranks), paths.merged_dir, others, is_newest=job is None)
+
+
+def _phase_files(folder: Path) -> dict[int, Path]:
+    found: dict[int, Path] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = layout.PHASES_NAME.fullmatch(path.name)
+        if match and path.is_file():
+            found.setdefault(int(match["rank"]), path)
+    return dict(sorted(found.items()))
 
 
 def _with_cut_steps(files: WindowFiles, head: ManifestHead) -> WindowFiles:

@@ -14,7 +14,8 @@ import polars as pl
 
 from chakra_capture.errors import TraceFileError
 
-_Count = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+# Sums of three of them stay within 64 bits.
+_Count = Annotated[int, msgspec.Meta(ge=-(2**61), le=2**61)]
 # Longer than any line of ours, whose spans are bounded.
 _MOST_BYTES = 1 << 20
 
@@ -23,6 +24,7 @@ STEPS_SCHEMA = pl.Schema(
         "fit": pl.Int32,
         "step": pl.Int64,
         "begin_ns": pl.Int64,
+        "ts_ns": pl.Int64,
         "dur_ns": pl.Int64,
         "gap_ns": pl.Int64,
         "profiled": pl.Boolean,
@@ -84,7 +86,8 @@ class _Dropped(_Line, tag="dropped"):
 
 
 class _Anchor(_Line, tag="anchor"):
-    pass
+    unix_ns: _Count | None = None
+    monotonic_ns: _Count | None = None
 
 
 class _Close(_Line, tag="close"):
@@ -100,7 +103,8 @@ class PhaseRecords:
     """What one rank's phase file holds.
 
     Attributes:
-        steps: one row per step, in the order they ended (``STEPS_SCHEMA``); ``fit`` counts trainings of the process.
+        steps: one row per step, in the order they ended (``STEPS_SCHEMA``); ``fit`` counts trainings of the
+            process, ``ts_ns`` is the begin on the Unix clock as it stood when the training or its window began.
         phases: one row per phase of a step, or of the time before it (``in_gap``); ``row`` is the step's row.
         measured: for each phase that the training half knows how to time, None, or why it is not measured.
         dropped: (step, batches, why) of batches whose gradients came to nothing.
@@ -164,6 +168,7 @@ def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> 
     match line:
         case _Open():
             rows.fit += 1
+            rows.set_clock(line)
             records.rank, records.run_id, records.world_size = line.rank, line.run_id, line.world_size
         case _Measures():
             records.measured.update(line.phases)
@@ -171,6 +176,8 @@ def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> 
             rows.add(line)
         case _Dropped():
             records.dropped.append((line.step, tuple(line.batches), line.why))
+        case _Anchor():
+            rows.set_clock(line)
         case _Close():
             records.is_closed = True
 
@@ -178,15 +185,21 @@ def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> 
 class _Rows:
     def __init__(self) -> None:
         self.fit = -1
+        self._offset_ns: int | None = None
         self.steps: list[tuple[Any, ...]] = []
         self.phases: list[tuple[Any, ...]] = []
+
+    def set_clock(self, line: _Open | _Anchor) -> None:
+        if line.unix_ns is not None and line.monotonic_ns is not None:
+            self._offset_ns = line.unix_ns - line.monotonic_ns
 
     def add(self, line: _Step) -> None:
         row, device = len(self.steps), line.device_ns or {}
         gap_ns = line.gap.ns if line.gap is not None else None
         flags = [name in line.flags for name in ("profiled", "first", "partial", "update_skipped")]
         whole = device.get(_WHOLE_STEP)
-        self.steps.append((self.fit, line.step, line.begin_ns, line.ns, gap_ns, *flags, line.rss_bytes, whole))
+        ts = None if self._offset_ns is None else line.begin_ns + self._offset_ns
+        self.steps.append((self.fit, line.step, line.begin_ns, ts, line.ns, gap_ns, *flags, line.rss_bytes, whole))
         for name, (ns, calls) in line.phases.items():
             self.phases.append((row, False, name, ns, calls, device.get(name)))
         for name, (ns, calls) in line.gap.phases.items() if line.gap is not None else ():

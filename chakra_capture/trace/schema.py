@@ -114,12 +114,12 @@ STEPS = Table(
             Column(
                 f"{phase}_ns",
                 _INT,
-                f"time in {phase}; null = not measured (merge does not join the recorded phases yet)",
+                f"time in {phase}, exclusive of phases in it; null = not measured",
                 "ns",
             )
             for phase in PHASES
         ),
-        Column("coverage", pl.Float64, "accounted time / wall time; null = not measured"),
+        Column("coverage", pl.Float64, "share of the step that is in a named phase; null = not measured"),
         Column(
             "device_busy_ns",
             _INT,

@@ -20,7 +20,7 @@ def records(steps: list[dict[str, Any]], **more: Any) -> PhaseRecords:
     rows, phases = [], []
     for number, step in enumerate(steps):
         flags = [flag in step.get("flags", ()) for flag in ("profiled", "first", "partial", "update_skipped")]
-        rows.append((0, number, 0, step["ns"], step.get("gap", 0), *flags, None, None))
+        rows.append((0, number, 0, None, step["ns"], step.get("gap", 0), *flags, None, None))
         for in_gap, key in ((False, "phases"), (True, "gap_phases")):
             phases += [(number, in_gap, name, ns, 1, None) for name, ns in step.get(key, {}).items()]
     return PhaseRecords(

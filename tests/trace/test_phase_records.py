@@ -42,8 +42,8 @@ def test_every_line_comes_to_its_place():
     assert found.dropped == [(2, (4, 5), "zeroed")]
     assert (found.num_unreadable, found.is_cut) == (0, False)
     assert found.steps.rows() == [
-        (0, 0, 100, 50, 7, True, True, False, False, 1000, 40),
-        (0, 1, 200, 60, None, False, False, False, False, None, None),
+        (0, 0, 100, 99, 50, 7, True, True, False, False, 1000, 40),
+        (0, 1, 200, 199, 60, None, False, False, False, False, None, None),
     ]
     assert found.phases.rows() == [
         (0, False, "forward", 20, 1, 11),
