@@ -106,7 +106,7 @@ class PlainLoop:
         if not self._is_block:
             if self._is_open and self._reading is not reading:
                 self._cut()
-            if self._is_open and self._num_batches >= reading.size:
+            if self._is_open and (self._num_batches >= reading.size or self._is_updated):
                 self._close()
             if not self._is_open:
                 self._open()
@@ -158,13 +158,12 @@ class PlainLoop:
             return
         del self._inside[self._inside.index(name) :]
         self.session.end_phase(name)
-        if self._stepped and not self._inside and not self._is_block and self._is_updated and not is_in_backward():
+        if self._is_updated and not self._inside and not self._is_block and not is_in_backward():
             self._close()
 
     def stepped(self, optimizer: object) -> None:
         """Note an update."""
-        if self._is_open:
-            self._stepped.add(id(optimizer))
+        self._stepped.add(id(optimizer))
 
     def block(self) -> "AbstractContextManager[object]":
         """Bracket a step."""
@@ -190,12 +189,12 @@ class PlainLoop:
             return
         if error is not None:
             self._fail(error)
-        elif self._reading is None or self._num_batches >= self._reading.size or (self._stepped and self._is_updated):
+        elif self._reading is None or self._num_batches >= self._reading.size or self._is_updated:
             self._close()
 
     @property
     def _is_updated(self) -> bool:
-        return all(id(one) in self._stepped for one in self._optimizers)
+        return bool(self._stepped) and all(id(one) in self._stepped for one in self._optimizers)
 
     def _open(self) -> None:
         self._is_open, self._has_worked, self._num_batches = True, False, 0

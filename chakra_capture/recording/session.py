@@ -205,10 +205,10 @@ class Session:
     def begin_phase(self, name: str) -> None:
         """Enter a phase; ``phase`` is the same as a context."""
         steps = self._phases.steps
-        if steps is not None:
-            self._timed(steps.begin, name)
         if self._is_step_recorded:
-            self._timed(self._phases.annotate, name)
+            self._timed(self._phases.begin_annotated, name)
+        elif steps is not None:
+            self._timed(steps.begin, name)
 
     def end_phase(self, name: str) -> None:
         """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""

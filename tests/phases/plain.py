@@ -31,13 +31,15 @@ class Tape:
 
     def __init__(self) -> None:
         self.notes: list[tuple[str, int]] = []
+        self.begin_ns = time.monotonic_ns()
 
     def __call__(self, name: str) -> None:
         self.notes.append((name, time.monotonic_ns()))
 
     def placed(self, trace_dir: Path) -> list[tuple[str, int | None, str | None]]:
         """Of every moment, the step that holds it and the innermost phase in that step."""
-        steps = lines(trace_dir)
+        # A later training of the same process goes on in the same file.
+        steps = [step for step in lines(trace_dir) if step["begin_ns"] + step["ns"] >= self.begin_ns]
         return [(name, *_place(steps, when)) for name, when in self.notes]
 
 
