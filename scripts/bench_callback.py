@@ -2,8 +2,9 @@
 
 In the middle of a real Lightning fit, the hooks of one step (the loop's fetch hook, batch start, batch end) are called
 in blocks, ours and an empty callback's in turn: with automatic optimization, in the middle of an accumulation, and with
-manual optimization, once with an update in every batch and once without. Then the same for a plain session, and for
-one that times phases. Exit code 1 above a bar.
+manual optimization, once with an update in every batch and once without; and, with phases, everything that is hooked
+up, around a step that computes nothing. Then the same for a plain session, and for one that times phases. Exit code 1
+above a bar.
 """
 
 import argparse
@@ -26,7 +27,7 @@ from chakra_capture import ChakraProfileConfig, capture
 from chakra_capture.integrations.lightning import ChakraProfileCallback
 from chakra_capture.recording.session import Session
 
-BAR_NS, PHASES_BAR_NS = 1000, 30_000
+BAR_NS, PHASES_BAR_NS, LIGHTNING_PHASES_BAR_NS = 1000, 30_000, 50_000
 FAR = 10**9
 
 
@@ -51,6 +52,28 @@ class ManualModel(Model):
         optimizer = self.optimizers()
         self.manual_backward(super().training_step(batch, batch_idx))
         optimizer.step()
+
+
+class StillSGD(torch.optim.SGD):
+    def step(self, closure: Callable[[], object]) -> None:
+        closure()
+
+
+class StillModel(Model):
+    """Goes through the parts of a step, and computes in none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.still = torch.nn.Identity()
+
+    def training_step(self, batch: list[torch.Tensor], batch_idx: int) -> torch.Tensor:
+        return self.still(batch[0])
+
+    def backward(self, loss: torch.Tensor) -> None:
+        pass
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return StillSGD(self.parameters(), lr=0.01)
 
 
 def median_ns(ours: Callable[[], object], empty: Callable[[], object], blocks: int, calls: int) -> tuple[float, float]:
@@ -97,6 +120,37 @@ class Probe(pl.Callback):
         )
 
 
+class PhasesProbe(Probe):
+    """Measures the same of all that is hooked up for phases, against the methods of the classes."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if batch_idx != 5:
+            return
+        loop, strategy = trainer.fit_loop.epoch_loop, trainer.strategy
+        plugin, nothing, closure = strategy.precision_plugin, pl.Callback(), lambda: None
+
+        def calls(*, plain: bool) -> list[Callable[..., object]]:
+            methods = [(loop, "_on_before_fetch"), (loop, "_on_after_fetch"), (strategy, "training_step")]
+            methods += [(plugin, "backward"), (strategy, "optimizer_step")]
+            return [getattr(type(o), m).__get__(o) if plain else getattr(o, m) for o, m in methods]
+
+        def step(callback: pl.Callback, parts: list[Callable[..., object]], optimizer: torch.optim.Optimizer) -> None:
+            before_fetch, after_fetch, training_step, backward, optimizer_step = parts
+            before_fetch()
+            after_fetch()
+            callback.on_train_batch_start(trainer, pl_module, batch, batch_idx)
+            loss = training_step(batch, batch_idx)
+            backward(loss, pl_module, optimizer)
+            optimizer_step(optimizer, closure)
+            callback.on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+        wrapped, plain = calls(plain=False), calls(plain=True)
+        ours, theirs = trainer.optimizers[0], pl_module.configure_optimizers()
+        self.result = median_ns(
+            lambda: step(self.ours, wrapped, ours), lambda: step(nothing, plain, theirs), self.blocks, self.calls
+        )
+
+
 def lightning_cost(
     settings: ChakraProfileConfig,
     blocks: int,
@@ -107,7 +161,7 @@ def lightning_cost(
     group: int = 1,
 ) -> tuple[float, float]:
     ours = ChakraProfileCallback(settings)
-    probe = Probe(ours, blocks, calls, updates=updates)
+    probe = (PhasesProbe if settings.phases else Probe)(ours, blocks, calls, updates=updates)
     trainer = pl.Trainer(
         accelerator="cpu",
         max_epochs=1,
@@ -118,9 +172,15 @@ def lightning_cost(
         callbacks=[ours, probe],
         accumulate_grad_batches=group,
     )
-    trainer.fit(ManualModel() if manual else Model(), DataLoader(TensorDataset(torch.randn(8, 4))))
+    model = StillModel() if settings.phases else ManualModel() if manual else Model()
+    trainer.fit(model, DataLoader(TensorDataset(torch.randn(8, 4))))
     assert probe.result is not None
     return probe.result
+
+
+def lightning_phases_cost(settings: ChakraProfileConfig, blocks: int, calls: int) -> tuple[float, float]:
+    # A call takes some hundred times that of the others.
+    return lightning_cost(replace(settings, phases=True), blocks, max(1, calls // 20))
 
 
 def session_cost(settings: ChakraProfileConfig, blocks: int, calls: int) -> tuple[float, float]:
@@ -160,17 +220,19 @@ def main() -> int:
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         settings = ChakraProfileConfig(enabled=True, start_step=FAR, end_step=FAR, trace_dir=folder, phases=False)
+        bars = {phases_cost: PHASES_BAR_NS, lightning_phases_cost: LIGHTNING_PHASES_BAR_NS}
         measures = {
             "lightning callback": lightning_cost,
             "lightning, accumulating": partial(lightning_cost, group=4),
             "lightning, manual": partial(lightning_cost, manual=True, updates=True),
             "lightning, manual, no update": partial(lightning_cost, manual=True),
+            "lightning callback, phases": lightning_phases_cost,
             "plain session": session_cost,
             "plain session, phases": phases_cost,
         }
         for name, measure in measures.items():
             ours, empty = measure(settings, chosen.blocks, chosen.calls)
-            bar = PHASES_BAR_NS if measure is phases_cost else BAR_NS
+            bar = bars.get(measure, BAR_NS)
             rows[name] = {"ours_ns": ours, "empty_ns": empty, "own_ns": ours - empty, "bar_ns": bar}
     if chosen.json:
         print(json.dumps({"rows": rows}))

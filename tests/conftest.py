@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -26,7 +28,28 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name not in _NOT_OURS}
 
 
-def _check_torch_is_free() -> None:
+# Where the classes live whose objects must not be left in use; a module that nobody has imported has none.
+_WATCHED = {
+    "ExecutionTraceObserver": "torch.profiler",
+    "Patch": "chakra_capture.recording.patches",
+    "_Hook": "chakra_capture.integrations.hooks",
+    "OptimizerHooks": "chakra_capture.integrations.hooks",
+    "StepFollower": "chakra_capture.integrations.lightning.steps",
+}
+
+
+def _watched_objects() -> dict[str, list[Any]]:
+    """The objects of the watched classes that are alive; going through all objects is slow, so this is done once."""
+    modules = {name: sys.modules.get(module) for name, module in _WATCHED.items()}
+    classes = {getattr(module, name): name for name, module in modules.items() if module is not None}
+    found: dict[str, list[Any]] = {name: [] for name in _WATCHED}
+    for one in gc.get_objects() if classes else []:
+        if (name := classes.get(type(one))) is not None:
+            found[name].append(one)
+    return found
+
+
+def _check_torch_is_free(observers: list[Any]) -> None:
     autograd = sys.modules.get("torch.autograd.profiler")
     if autograd is None:
         return
@@ -34,18 +57,19 @@ def _check_torch_is_free() -> None:
     watched = (autograd._prepare_profiler, autograd._enable_profiler)
     watched += (sys.modules["torch.profiler.profiler"]._add_execution_trace_observer,)
     assert all(inspect.isbuiltin(function) for function in watched), "torch is still patched"
-    observer = sys.modules["torch.profiler"].ExecutionTraceObserver
-    busy = [o for o in gc.get_objects() if type(o) is observer and (o.is_registered or o.is_running())]
+    busy = [o for o in observers if o.is_registered or o.is_running()]
     assert not busy, "an ExecutionTraceObserver is still registered"
 
 
-def _check_loops_are_unpatched() -> None:
-    steps = sys.modules.get("chakra_capture.integrations.lightning.steps")
-    if steps is None:
-        return
-    followers = [o for o in gc.get_objects() if type(o) is steps.StepFollower]
-    assert not [f for f in followers if f.is_attached], "a training loop is still patched"
-    assert not sys.modules["torch.optim.optimizer"]._global_optimizer_post_hooks, "an optimizer hook is left"
+def _check_loops_are_unpatched(alive: dict[str, list[Any]]) -> None:
+    left = [patch for patch in alive["Patch"] if not patch._is_undone]
+    assert not left, f"still replaced: {[(type(patch._owner).__name__, patch._name) for patch in left]}"
+    hooked = [o for o in alive["_Hook"] if any(type(r) is OrderedDict for r in gc.get_referrers(o))]
+    assert not hooked, "a module is still hooked"
+    assert not [o for o in alive["OptimizerHooks"] if o._handles], "an optimizer is still hooked"
+    assert not [f for f in alive["StepFollower"] if f.is_attached], "a training loop is still patched"
+    optimizer = sys.modules.get("torch.optim.optimizer")
+    assert optimizer is None or not optimizer._global_optimizer_post_hooks, "an optimizer hook is left"
 
 
 def _signal_handling() -> tuple[object, int, set[signal.Signals]]:
@@ -65,8 +89,9 @@ def leak_guard() -> Iterator[None]:
     assert registry.init_owner() is None, "the process is still initialised"
     registry.forget_runs()
     assert _signal_handling() == signals, "a signal handler, wakeup descriptor or signal mask is left"
-    _check_torch_is_free()
-    _check_loops_are_unpatched()
+    alive = _watched_objects()
+    _check_torch_is_free(alive["ExecutionTraceObserver"])
+    _check_loops_are_unpatched(alive)
     left = [t.name for t in set(threading.enumerate()) - threads if not t.name.startswith(_FOREIGN_THREADS)]
     assert not left, f"threads left behind: {left}"
     assert _environment() == environment, "an environment variable was changed"

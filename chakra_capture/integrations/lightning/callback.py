@@ -67,21 +67,29 @@ class ChakraProfileCallback(_Callback):
         return {**vars(self), **nothing}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Note that a fit begins; it may be over without training."""
-        if stage == "fit" and self.settings.enabled and self._session is None:
-            self._expected = trainer
+        """Note that a fit begins; it may be over without training. One callback follows it, the first."""
+        if stage != "fit" or not self.settings.enabled or self._session is not None:
+            return
+        others = [
+            other for other in trainer.callbacks if isinstance(other, ChakraProfileCallback) and other is not self
+        ]
+        if any(other._expected is trainer for other in others):
+            logger.warning(
+                "This trainer has two ChakraProfileCallbacks, and every step would count twice: the second one does "
+                "nothing. Give one of them all windows (chakra_profile.windows)."
+            )
+            return
+        self._expected = trainer
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the session: ranks and process group are known now."""
-        if not self.settings.enabled:
-            return
         if self._session is not None:
             logger.warning(
                 "A fit inside another one uses the same ChakraProfileCallback, which is recording the outer one; the "
                 "inner one is not recorded. Give its trainer a callback of its own."
             )
             return
-        paths = self._open(trainer)
+        paths = self._open(trainer) if self._expected is trainer else None
         if paths is None:
             return
         if hasattr(pl_module, "_set_chakra_paths"):
@@ -152,10 +160,13 @@ class ChakraProfileCallback(_Callback):
         session, self._session = self._session, None
         follower, self._follower = self._follower, None
         self._give_back_the_first_place(trainer)
-        if follower is not None:
-            follower.detach()
-        if session is not None:
-            session.close(reason, error)
+        try:
+            # First, for the phases are hooked up upon what the follower has wrapped.
+            if session is not None:
+                session.close(reason, error)
+        finally:
+            if follower is not None:
+                follower.detach()
 
     def _give_back_the_first_place(self, trainer: Any) -> None:
         """Stand again behind those that stood before us; what others have changed in the list stays."""

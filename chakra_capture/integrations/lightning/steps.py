@@ -8,6 +8,7 @@ it. Where nothing is left to request, a step opens when its batch is there.
 import logging
 from typing import Any
 
+from chakra_capture.integrations.lightning.phases import FitPhases
 from chakra_capture.integrations.lightning.updates import ManualUpdates
 from chakra_capture.recording.session import Session
 
@@ -43,6 +44,10 @@ class StepFollower:
             )
         else:
             setattr(self._loop, _FETCH_HOOK, self._wrapper)
+        self._phases: FitPhases | None = None
+        if session.times_phases:
+            self._phases = FitPhases(trainer, session)
+            self._phases.install()
 
     @property
     def is_attached(self) -> bool:
@@ -61,6 +66,8 @@ class StepFollower:
 
     def begin(self) -> None:
         """Open the next step unless one is open: a batch was requested, or is here already."""
+        if self._phases is not None:
+            self._phases.resume()
         if self._is_open:
             return
         if self._step is None:
@@ -75,10 +82,15 @@ class StepFollower:
         """Close the step if the loop updated after this batch."""
         if self._is_open and self._step is not None:
             self._num_batches += 1
-            if self._has_updated():
+            has_updated = self._has_updated()
+            if self._phases is not None and has_updated:
+                self._phases.end_step()
+            if has_updated:
                 self._session.end_step(self._step)
                 self._step += 1
                 self._is_open = False
+            if self._phases is not None:
+                self._phases.pause()
 
     def end_epoch(self) -> None:
         """Close a step without an update: no batch came, or the epoch was cut short (a hook returned -1).
@@ -90,10 +102,12 @@ class StepFollower:
             self._is_open = False
 
     def _before_fetch(self) -> None:
-        if not self._is_open:
+        if not self._is_open or self._phases is not None:
             self.begin()
         assert self._fetch_hook is not None
         self._fetch_hook()
+        if self._phases is not None:
+            self._phases.request()
 
     def _has_updated(self) -> bool:
         if self._updates is not None:

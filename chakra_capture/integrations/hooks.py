@@ -1,0 +1,264 @@
+"""Hooks that time the calls of a module and of optimizers, where torch.compile, copies and pickles do not meet them."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
+from functools import partial
+from threading import get_ident
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.utils.hooks import RemovableHandle
+
+from chakra_capture.annotations import FORWARD, OPTIMIZER
+from chakra_capture.errors import RecordingError
+from chakra_capture.recording.patches import Patch
+from chakra_capture.recording.session import Session
+
+Undo = Callable[[], None]
+_METHODS = (MethodType, staticmethod, classmethod)
+
+
+def time_calls(session: Session, name: str, owner: object, method: str) -> Undo:
+    """Time the calls of a method of one object as a phase; returns what ends it."""
+
+    def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with session.phase(name):
+            return original(*args, **kwargs)
+
+    return Patch(owner, method, timed).undo
+
+
+class _Hook:
+    """What torch calls; a copy or a pickle of a module that is hooked holds something of Python's own instead."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def __call__(self, *_: Any) -> None:
+        # A function that somebody has compiled, and that calls the module, is compiled as if we were not here.
+        if not is_compiling():
+            self._call()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+class ForwardHooks:
+    """Times the calls of a module, or of its children, that a training step makes: each outermost call once.
+
+    A child is a module that the module holds itself or in a list or dict of modules; what only deeper modules compute
+    is not seen. Modules are hooked up while a training step runs and no longer: torch scripts and graphs none that is.
+    """
+
+    def __init__(self, session: Session, module: torch.nn.Module) -> None:
+        self._session = session
+        self._module = module
+        self._tables: list[tuple[Any, Any]] = []  # of hooks before and after a call, of each module
+        self._id = 0
+        self._before, self._after = _Hook(self._begin), _Hook(self._end)
+        self._thread = self._depth = 0
+        self._is_wrapped_call = False
+        self.has_run = False
+
+    def install(self) -> Undo:
+        """Find the modules.
+
+        Raises:
+            RecordingError: a part is compiled: hooks would be compiled with it, or its calls would be missing.
+        """
+        modules = list(_with_children(self._module))
+        compiled = [name for name, module in modules if _is_compiled(module)]
+        if compiled:
+            raise RecordingError(f"{compiled[0]} is compiled, and hooks would have it compiled again")
+        self._id = hook_id = RemovableHandle(OrderedDict()).id  # torch gives it to no other hook
+        self._tables = [(module._forward_pre_hooks, module._forward_hooks) for _, module in modules]
+        always_called = [module._forward_hooks_always_called for _, module in modules]
+        for table in always_called:
+            table[hook_id] = True
+
+        def undo() -> None:
+            self.leave()
+            self._tables = []
+            for table in always_called:
+                table.pop(hook_id, None)
+
+        return undo
+
+    def enter(self, *, is_wrapped: bool = False) -> None:
+        """The training step begins.
+
+        Args:
+            is_wrapped: the step itself runs inside a call of the module, made by what stands around it (DDP).
+        """
+        self._thread, self._depth, self._is_wrapped_call = get_ident(), 0, is_wrapped
+        # What torch's methods of registering do, which take ten times as long.
+        hook_id = self._id
+        for before, after in self._tables:
+            is_first = not before
+            before[hook_id] = self._before
+            if not is_first:
+                before.move_to_end(hook_id, last=False)
+            after[hook_id] = self._after
+
+    def leave(self) -> None:
+        """The training step is over."""
+        self._thread = 0
+        hook_id = self._id
+        for before, after in self._tables:
+            before.pop(hook_id, None)
+            after.pop(hook_id, None)
+
+    def _begin(self) -> None:
+        # Activation checkpointing calls modules again in a thread of autograd.
+        if get_ident() != self._thread:
+            return
+        if self._is_wrapped_call:
+            self._is_wrapped_call = False
+            return
+        self._depth += 1
+        if self._depth == 1:
+            if not self.has_run:
+                self.has_run = True
+                self._session.measures(FORWARD)
+            self._session.begin_phase(FORWARD)
+
+    def _end(self) -> None:
+        if self._depth and get_ident() == self._thread:
+            self._depth -= 1
+            if not self._depth:
+                self._session.end_phase(FORWARD)
+
+
+class OptimizerHooks:
+    """Times the steps that the loop's optimizers take between ``enter`` and ``leave``, without what a closure does."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._handles: dict[int, RemovableHandle] = {}  # of the hook before the step, by id of the optimizer
+        self._undo = ExitStack()
+        self._latest: Any = None
+        self._is_sure = self._is_inside = self._is_timing = self._is_refused = False
+        self._depth = 0
+        self.num_steps = 0
+        self.has_run = False
+
+    def install(self) -> Undo:
+        """Begin; an optimizer is hooked up when it first steps, for the loop may replace it."""
+        return self._unhook
+
+    def enter(self, optimizer: Any) -> bool:
+        """The loop is about to step; says whether it is sure to be noticed if the optimizer then does."""
+        self._is_inside, self._is_timing, self._depth = True, False, 0
+        if optimizer is not self._latest:
+            self._meet(optimizer)
+        return self._is_sure
+
+    def _meet(self, optimizer: Any) -> None:
+        if not self.has_run:
+            self.has_run = True
+            self._session.measures(OPTIMIZER)
+        if not self._is_refused and not self._is_hooked(optimizer):
+            self._session.time_phase(OPTIMIZER, partial(self._hook, optimizer))
+            # What one of several optimizers takes alone is not the optimizers' time.
+            self._is_refused = not self._is_hooked(optimizer)
+            if self._is_refused:
+                self._unhook()
+        own = vars(optimizer).get("step") if not self._is_refused else None
+        # A scheduler of torch puts a step of its own on the optimizer, which calls that of the class.
+        self._is_sure = not self._is_refused and (own is None or hasattr(own, "_wrapped_by_lr_sched"))
+        self._latest = optimizer
+
+    def leave(self) -> None:
+        """The loop has stepped, or its scaler has found that it must not."""
+        self._is_inside = False
+
+    def _is_hooked(self, optimizer: Any) -> bool:
+        handle = self._handles.get(id(optimizer))
+        return handle is not None and handle.id in optimizer._optimizer_step_pre_hooks
+
+    def _hook(self, optimizer: Any) -> Undo:
+        name = type(optimizer).__name__
+        if not hasattr(optimizer, "register_step_post_hook"):
+            raise RecordingError(f"the optimizer {name} has no hooks for its step")
+        if _is_compiled_function(vars(optimizer).get("step")):
+            raise RecordingError(f"the step of {name} is compiled, and hooks would have it compiled again")
+        before = optimizer.register_step_pre_hook(self._begin)
+        self._undo.callback(before.remove)
+        self._undo.callback(optimizer.register_step_post_hook(self._end).remove)
+        self._handles[id(optimizer)] = before
+        return self._unhook
+
+    def _unhook(self) -> None:
+        self._undo.close()
+        self._handles.clear()
+        self._latest = None
+
+    def _begin(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self._is_inside:
+            return None
+        self._depth += 1
+        if self._depth > 1:  # a step that calls that of its base class
+            return None
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._start()
+            return None
+        timed = self._around(closure)
+        return ((*args[:1], timed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": timed})
+
+    def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def called() -> Any:
+            self._stop()
+            try:
+                return closure()
+            finally:
+                self._start()
+
+        return called
+
+    def _start(self) -> None:
+        self._is_timing = True
+        self._session.begin_phase(OPTIMIZER)
+
+    def _stop(self) -> None:
+        if self._is_timing:
+            self._is_timing = False
+            self._session.end_phase(OPTIMIZER)
+
+    def _end(self, *_: Any) -> None:
+        if self._is_inside:
+            self._depth -= 1
+            if not self._depth:
+                self.num_steps += 1
+                self._stop()
+
+
+def _with_children(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    yield type(module).__name__, module
+    for name, child in module.named_children():
+        if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
+            yield from ((f"{name}.{key}", member) for key, member in child.named_children())
+        else:
+            yield name, child
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    """Say whether a module, or a function that it holds, is compiled."""
+    own = [vars(module), *(vars(cls) for cls in type(module).__mro__)]
+    return module._compiled_call_impl is not None or any(
+        _is_compiled_function(f) for each in own for f in each.values()
+    )
+
+
+def _is_compiled_function(found: object) -> bool:
+    function = getattr(found, "__func__", found) if isinstance(found, _METHODS) else found
+    return (
+        isinstance(function, FunctionType)
+        and hasattr(function, "_torchdynamo_orig_callable")
+        and not hasattr(function, "_torchdynamo_disable")
+    )
