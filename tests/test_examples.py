@@ -28,3 +28,9 @@ def test_plain_loop(tmp_path):
     assert (said["updates made by the loop"], said["steps recorded"]) == ("8", "8")
     for name in ("input_wait", "forward", "backward", "optimizer"):
         assert said[name].endswith(" ms on average, 8 steps")
+
+
+@pytest.mark.parametrize(("options", "expected"), [((), 20), (("--accumulation-steps", "3"), 8)])
+def test_lightning_minimal(tmp_path, options, expected):
+    said = printed("lightning_minimal.py", tmp_path, *options)
+    assert (said["updates made by the trainer"], said["steps recorded"]) == (str(expected), str(expected))

@@ -18,6 +18,7 @@ from monai.engines.utils import IterationEvents
 from monai.handlers import ValidationHandler
 from monai.inferers import Inferer, SimpleInferer
 from monai.transforms import Compose, Lambdad
+from requires import requires
 
 from chakra_capture import capture
 from chakra_capture.errors import InitError
@@ -598,8 +599,7 @@ def test_M27_an_optimizer_without_hooks_costs_its_phase_alone(caplog):
 
 
 @pytest.mark.parametrize(
-    ("method", "part"),
-    [("_stand_in", "forward"), ("_listen_to_backward", "backward"), ("_hook_optimizer", "optimizer")],
+    ("method", "part"), [("_stand_in_for_inferer", "forward"), ("_listen_to_backward", "backward")]
 )
 def test_M27_a_phase_that_cannot_be_hooked_up_costs_itself_alone(method, part, monkeypatch, caplog):
     def fail(_: Any) -> None:
@@ -642,6 +642,60 @@ def test_M29_no_more_steps_are_timed_than_asked_for_and_training_goes_on():
     made.run()
     assert (len(steps()), updates) == (2, [1, 2, 3, 4])
     assert found == [False, True, True, True]
+
+
+def copying(device: str) -> Any:
+    """A trainer whose batches are copied: two tensors a batch, in prepare_batch and nowhere else."""
+    network = torch.nn.Linear(4, 1, device=device)
+
+    def copy_elsewhere(*_: Any) -> None:
+        torch.ones(1).to(device)
+
+    made = trainer(TraceMLHandler(), device=torch.device(device), network=network, decollate=False)
+    made.add_event_handler(IterationEvents.MODEL_COMPLETED, copy_elsewhere)
+    return made
+
+
+def test_M30_copies_of_prepare_batch_are_timed_where_there_is_a_device_and_put_back():
+    made = copying("meta")  # a device that computes nothing
+    prepare = made.prepare_batch
+    made.run()
+    assert [calls(step, "h2d") for step in steps()] == [2, 2, 2, 2]
+    assert measured()["h2d"] is None
+    assert made.prepare_batch is prepare
+
+
+def test_M30_on_the_cpu_there_is_nothing_to_copy_and_it_is_not_said_to_be_zero():
+    made = copying("cpu")
+    prepare, found = made.prepare_batch, []
+    made.add_event_handler(Events.ITERATION_STARTED, lambda e: found.append(e.prepare_batch is prepare))
+    made.run()
+    assert [calls(step, "h2d") for step in steps()] == [0, 0, 0, 0]
+    assert (measured()["h2d"], found) == ("there is no device to copy to", [True] * 4)
+
+
+def test_M30_a_prepare_batch_replaced_in_the_middle_costs_h2d_alone(caplog):
+    made = copying("meta")
+    other = made.prepare_batch
+    made.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda e: setattr(e, "prepare_batch", other))
+    made.run()
+    assert [[calls(step, part) for part in ("h2d", *PARTS)] for step in steps()] == [[2, 1, 1, 1, 1]] * 2 + [
+        [0, 1, 1, 1, 1]
+    ] * 2
+    assert ["h2d is not measured any more" in said for said in our_warnings(caplog)] == [True]
+    assert made.prepare_batch is other
+
+
+@requires("cuda")
+def test_M30_on_a_device_its_own_times_are_recorded():
+    made = copying("cuda")
+    made.add_event_handler(IterationEvents.FORWARD_COMPLETED, lambda: torch.cuda._sleep(10_000_000))
+    made.run()
+    for step in steps():
+        assert calls(step, "h2d") == 2
+        times = step["device_ns"]
+        assert {"(step)", "h2d", "forward", "backward", "optimizer"} <= {*times}
+        assert 0 < sum(ns for name, ns in times.items() if name != "(step)") < times["(step)"]
 
 
 def test_M31_another_recording_in_the_middle_of_a_group_changes_nothing(tmp_path):

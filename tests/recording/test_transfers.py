@@ -4,10 +4,10 @@ import threading
 
 import pytest
 import torch
+from phases.phase_lines import calls, steps
 
 from chakra_capture import capture
 from chakra_capture.recording.transfers import HostToDevice
-from phases.phase_lines import calls, steps
 from recording.recorded import settings
 
 META = torch.device("meta")

@@ -160,13 +160,10 @@ class _Marker:
 
 def _why_partial(engine: Any) -> str | None:
     """Why the parts of an engine's iteration are not known; None of a trainer with MONAI's own."""
-    name = type(engine).__name__
-    if not isinstance(engine, SupervisedTrainer):
-        return f"{name} is no SupervisedTrainer"
     process = engine._process_function
     own = getattr(process, "__self__", None) is engine
     if not own or getattr(process, "__func__", None) is not SupervisedTrainer._iteration:
-        return f"{name} does not run the iteration of SupervisedTrainer but one of its own"
+        return f"{type(engine).__name__} does not run the iteration of SupervisedTrainer but one of its own"
     return None
 
 

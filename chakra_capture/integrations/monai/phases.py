@@ -10,11 +10,12 @@ from monai.engines.utils import IterationEvents
 from monai.handlers import CheckpointSaver
 
 from chakra_capture.annotations import BACKWARD, FORWARD, H2D, OPTIMIZER
-from chakra_capture.errors import RecordingError
+from chakra_capture.integrations.hooks import OptimizerHooks
 from chakra_capture.integrations.ignite import calls
 from chakra_capture.integrations.ignite.phases import EnginePhases
 from chakra_capture.integrations.monai.standins import TimedCall
 from chakra_capture.recording.session import Session
+from chakra_capture.recording.transfers import HostToDevice
 
 logger = logging.getLogger(__name__)
 
@@ -43,43 +44,64 @@ class TrainerPhases(EnginePhases):
         super().__init__(engine, session)
         self._is_inside = False
         self._inferer: Any = None
+        self._prepare: Any = None
         self._optimizer: Any = None
-        self._handles: list[Any] = []
-        self._depth = self._num_updates = 0
+        self._updates = OptimizerHooks(session)
+        self._is_sure_of_update = False
 
     def install(self) -> None:
         """Listen to the engine, stand in for its inferer and hook its optimizer."""
         super().install()
-        self._session.time_phase(FORWARD, self._stand_in)
+        self._session.time_phase(FORWARD, self._stand_in_for_inferer)
         self._session.time_phase(BACKWARD, self._listen_to_backward)
-        self._session.time_phase(OPTIMIZER, self._hook_optimizer)
+        self._session.time_phase(OPTIMIZER, self._updates.install)
         device = self._engine.state.device
         if device is None or device.type == "cpu":
             self._session.measures(H2D, "there is no device to copy to")
+        else:
+            self._session.time_phase(H2D, self._stand_in_for_prepare)
 
     def end_iteration(self, *, has_updated: bool) -> None:
         """The iteration is over, and perhaps its step."""
         self._is_inside = False
+        self._updates.leave()
         if has_updated:
-            if self._handles and not self._num_updates:
+            if self._is_sure_of_update and not self._updates.num_steps:
                 self._session.skip_update()
-            self._num_updates = 0
+            self._updates.num_steps = 0
 
     def _start(self, engine: Engine) -> None:
         super()._start(engine)
-        self._is_inside, self._depth = True, 0
-        if engine.inferer is not self._inferer and self._inferer is not None:
-            self._notice_inferer(engine)
-        if engine.optimizer is not self._optimizer and self._optimizer is not None:
-            self._notice_optimizer(engine)
+        self._is_inside = True
+        for part, mine, name in (("inferer", self._inferer, FORWARD), ("prepare_batch", self._prepare, H2D)):
+            if mine is not None and getattr(engine, part) is not mine:
+                self._notice_replaced(part, name)
+        if engine.optimizer is not self._optimizer:
+            if self._optimizer is not None:
+                logger.warning(
+                    "The trainer's optimizer was replaced in the middle of the run; the new one is timed from here."
+                )
+            self._optimizer = engine.optimizer
+        self._is_sure_of_update = self._updates.enter(engine.optimizer)
 
-    def _stand_in(self) -> Callable[[], None]:
-        engine, inferer = self._engine, self._engine.inferer
-        mine = self._inferer = engine.inferer = TimedCall(inferer, self._begin_forward, self._end_forward)
+    def _stand_in_for_inferer(self) -> Callable[[], None]:
+        self._inferer = TimedCall(self._engine.inferer, self._begin_forward, self._end_forward)
+        return self._stand_in("inferer", self._inferer)
+
+    def _stand_in_for_prepare(self) -> Callable[[], None]:
+        copies: Any = HostToDevice(self._session, self._engine.state.device.type)
+        self._prepare = TimedCall(
+            self._engine.prepare_batch, copies.__enter__, lambda: copies.__exit__(None, None, None)
+        )
+        return self._stand_in("prepare_batch", self._prepare)
+
+    def _stand_in(self, part: str, mine: TimedCall) -> Callable[[], None]:
+        engine, before = self._engine, getattr(self._engine, part)
+        setattr(engine, part, mine)
 
         def restore() -> None:
-            if engine.inferer is mine:
-                engine.inferer = inferer
+            if getattr(engine, part) is mine:
+                setattr(engine, part, before)
 
         return restore
 
@@ -92,11 +114,14 @@ class TrainerPhases(EnginePhases):
         if self._is_inside:
             self._session.end_phase(FORWARD)
 
-    def _notice_inferer(self, engine: Engine) -> None:
-        self._inferer = engine.inferer
-        why = "the trainer's inferer was replaced in the middle of the run"
-        self._session.measures(FORWARD, why)
-        logger.warning("The phase forward is not measured any more: %s.", why)
+    def _notice_replaced(self, part: str, name: str) -> None:
+        if name == FORWARD:
+            self._inferer = None
+        else:
+            self._prepare = None
+        why = f"the trainer's {part} was replaced in the middle of the run"
+        self._session.measures(name, why)
+        logger.warning("The phase %s is not measured any more: %s.", name, why)
 
     def _listen_to_backward(self) -> Callable[[], None]:
         # Inside the handlers of others, so that their work is not taken for backward's.
@@ -109,37 +134,3 @@ class TrainerPhases(EnginePhases):
 
     def _end_backward(self, engine: Engine) -> None:
         self._session.end_phase(BACKWARD)
-
-    def _hook_optimizer(self) -> Callable[[], None]:
-        optimizer = self._optimizer = self._engine.optimizer
-        name = type(optimizer).__name__
-        if not hasattr(optimizer, "register_step_pre_hook"):
-            raise RecordingError(f"the optimizer {name} has no hooks for its step")
-        if hasattr(vars(optimizer).get("step"), "_torchdynamo_orig_callable"):
-            raise RecordingError(f"the step of {name} is compiled, and a hook would have it compiled again")
-        self._handles.append(optimizer.register_step_pre_hook(self._begin_update))
-        self._handles.append(optimizer.register_step_post_hook(self._end_update))
-        return self._unhook_optimizer
-
-    def _unhook_optimizer(self) -> None:
-        while self._handles:
-            self._handles.pop().remove()
-
-    def _notice_optimizer(self, engine: Engine) -> None:
-        logger.warning("The trainer's optimizer was replaced in the middle of the run; the new one is timed from here.")
-        self._unhook_optimizer()
-        self._session.time_phase(OPTIMIZER, self._hook_optimizer)
-
-    def _begin_update(self, *_: Any) -> None:
-        # A step() that calls that of its base class is one update; so is none that a handler calls.
-        if self._is_inside:
-            self._depth += 1
-            if self._depth == 1:
-                self._session.begin_phase(OPTIMIZER)
-
-    def _end_update(self, *_: Any) -> None:
-        if self._is_inside:
-            self._depth -= 1
-            if self._depth == 0:
-                self._num_updates += 1
-                self._session.end_phase(OPTIMIZER)

@@ -12,7 +12,7 @@ class TimedCall:
 
     __slots__ = _OWN
 
-    def __init__(self, part: Any, begin: Callable[[], None], end: Callable[[], None]) -> None:
+    def __init__(self, part: Any, begin: Callable[[], object], end: Callable[[], object]) -> None:
         for name, value in zip(_OWN, (part, begin, end), strict=True):
             object.__setattr__(self, name, value)
 

@@ -1,0 +1,10 @@
+"""What a test needs of the machine."""
+
+import pytest
+import torch
+
+
+def requires(what: str) -> pytest.MarkDecorator:
+    """Skip, with a printed reason, where the machine does not have it; ``what`` is ``cuda``."""
+    assert what == "cuda"
+    return pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
