@@ -27,7 +27,7 @@ class LoopPhases:
         self._run: Run | None = None
         self._hooks: list[tuple[str, Callable[[], None]]] = []
         # Annotations that are open in the trace, innermost last, and the thread they belong to.
-        self._annotations: list[tuple[str, Any]] = []
+        self.annotations: list[tuple[str, Any]] = []
         self._thread = 0
 
     def open(self, run: Run, max_steps: int | None) -> None:
@@ -66,26 +66,26 @@ class LoopPhases:
         from torch.autograd import _record_function_with_args_enter  # type: ignore[attr-defined]
 
         me, label, steps = get_ident(), safe_name(name), self.steps
-        is_shown = not self._annotations or self._thread == me
+        is_shown = not self.annotations or self._thread == me
         # Nothing comes between the two, so that the file of phases and the trace say the same.
         if steps is not None:
             steps.begin(name)
         if is_shown:
-            self._annotations.append((name, _record_function_with_args_enter(label)))
+            self.annotations.append((name, _record_function_with_args_enter(label)))
             self._thread = me
 
     def end_annotation(self, name: str | None = None) -> None:
         """Show that a phase ends, and what is open inside it; all, without a name."""
-        if not self._annotations or self._thread != get_ident():
+        if not self.annotations or self._thread != get_ident():
             return
         from torch.autograd import _record_function_with_args_exit  # type: ignore[attr-defined]
 
         depth = 0
         if name is not None:
-            found = [at for at, (open_name, _) in enumerate(self._annotations) if open_name == name]
-            depth = found[-1] if found else len(self._annotations)
-        while len(self._annotations) > depth:
-            _record_function_with_args_exit(self._annotations.pop()[1])
+            found = [at for at, (open_name, _) in enumerate(self.annotations) if open_name == name]
+            depth = found[-1] if found else len(self.annotations)
+        while len(self.annotations) > depth:
+            _record_function_with_args_exit(self.annotations.pop()[1])
 
     def close(self) -> None:
         """Write the rest and take out what is hooked up."""

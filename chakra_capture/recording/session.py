@@ -212,7 +212,8 @@ class Session:
 
     def end_phase(self, name: str) -> None:
         """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""
-        self._timed(self._phases.end_annotation, name)
+        if self._phases.annotations:
+            self._timed(self._phases.end_annotation, name)
         steps = self._phases.steps
         if steps is not None:
             self._timed(steps.end, name)

@@ -78,6 +78,11 @@ def is_attached(engine: Engine, event: Any, function: Handler) -> bool:
     return any(_is_call(entry, function) for entry in _entries(engine, event))
 
 
+def has_others(engine: Engine, event: Any) -> bool:
+    """Say whether an event has handlers that are none of ours."""
+    return not all(type(entry[0]) is Call for entry in engine._event_handlers.get(event, ()))
+
+
 def nobody_else_listens(engine: Engine, me: Any) -> bool:
     """Say whether an exception is heard by handlers of ours alone, ``me`` (a call or its function) being the last.
 

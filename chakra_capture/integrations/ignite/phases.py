@@ -9,6 +9,8 @@ from chakra_capture.annotations import CALLBACKS, CHECKPOINT, INPUT_WAIT, ITERAT
 from chakra_capture.integrations.ignite import calls
 from chakra_capture.recording.session import Session
 
+_BEFORE_ITERATION = (Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED)
+
 
 class EnginePhases:
     """Times the phases of one engine while a session records them.
@@ -21,6 +23,7 @@ class EnginePhases:
 
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine, self._session = engine, session
+        self._is_waiting = False  # for the handlers of others, between a batch and its iteration
 
     def install(self) -> None:
         """Listen to the engine."""
@@ -47,10 +50,14 @@ class EnginePhases:
 
     def _receive(self, engine: Engine) -> None:
         self._session.end_phase(INPUT_WAIT)
-        self._session.begin_phase(CALLBACKS)
+        # A phase costs microseconds: none is begun for nobody.
+        self._is_waiting = any(calls.has_others(engine, event) for event in _BEFORE_ITERATION)
+        if self._is_waiting:
+            self._session.begin_phase(CALLBACKS)
 
     def _start(self, engine: Engine) -> None:
-        self._session.end_phase(CALLBACKS)
+        if self._is_waiting:
+            self._session.end_phase(CALLBACKS)
         if self.inside:
             self._session.begin_phase(self.inside)
 
