@@ -204,19 +204,27 @@ class Session:
 
     def begin_phase(self, name: str) -> None:
         """Enter a phase; ``phase`` is the same as a context."""
-        steps = self._phases.steps
-        if self._is_step_recorded:
-            self._timed(self._phases.begin_annotated, name)
-        elif steps is not None:
-            self._timed(steps.begin, name)
+        phases = self._phases
+        # A step calls this some ten times, so what has an attribute is not asked for by a method.
+        recorder = self._cycles.recorder if self._cycles is not None else None
+        if recorder is not None and recorder.open_step is not None:
+            self._timed(phases.begin_annotated, name)
+        elif phases.steps is not None:
+            try:
+                phases.steps.begin(name)
+            except Exception as fault:
+                self._give_up_phases(fault)
 
     def end_phase(self, name: str) -> None:
         """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""
-        if self._phases.annotations:
-            self._timed(self._phases.end_annotation, name)
-        steps = self._phases.steps
-        if steps is not None:
-            self._timed(steps.end, name)
+        phases = self._phases
+        if phases.annotations:
+            self._timed(phases.end_annotation, name)
+        if phases.steps is not None:
+            try:
+                phases.steps.end(name)
+            except Exception as fault:
+                self._give_up_phases(fault)
 
     @property
     def times_phases(self) -> bool:
@@ -328,16 +336,18 @@ class Session:
         try:
             action(*arguments)
         except Exception as fault:
-            self._phases.forget()
-            message = _said(fault)
-            run = self._run
-            # A file system that is gone is said once: the manifest, if this rank writes one, will meet it, too.
-            # Without a run, SIGTERM has closed the session in the middle of the action.
-            is_said = run is None or self._is_faulty or (run.disk.is_lost and self._records)
-            level = logging.DEBUG if is_said else logging.WARNING
-            logger.log(level, "Phases of steps are no longer recorded, training goes on: %s", message)
-            if run is not None:
-                run.manifest.faults.append(f"phases: {message}")
+            self._give_up_phases(fault)
+
+    def _give_up_phases(self, fault: Exception) -> None:
+        self._phases.forget()
+        message, run = _said(fault), self._run
+        # A file system that is gone is said once: the manifest, if this rank writes one, will meet it, too.
+        # Without a run, SIGTERM has closed the session in the middle of the action.
+        is_said = run is None or self._is_faulty or (run.disk.is_lost and self._records)
+        level = logging.DEBUG if is_said else logging.WARNING
+        logger.log(level, "Phases of steps are no longer recorded, training goes on: %s", message)
+        if run is not None:
+            run.manifest.faults.append(f"phases: {message}")
 
     def _report(self, fault: Exception) -> None:
         # Once: what fails after that, closing a session whose folder is gone, has the same cause.

@@ -5,7 +5,7 @@ and that a step includes the wait for its input, follow TraceML 0.5 (``step_time
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
@@ -47,15 +47,15 @@ class Marks:
     outer: str | None = None
 
 
-@dataclass(slots=True)
 class Total:
     """Time of one phase less that of phases inside it, and how often it was entered."""
 
-    ns: int = 0
-    calls: int = 0
+    __slots__ = ("calls", "ns")
+
+    def __init__(self, ns: int = 0, calls: int = 0) -> None:
+        self.ns, self.calls = ns, calls
 
 
-@dataclass(slots=True)
 class Stretch:
     """A step, or the time between two steps.
 
@@ -67,12 +67,14 @@ class Stretch:
         marks: of its phases and of itself on the device's time line.
     """
 
-    begin_ns: int
-    end_ns: int = 0
-    totals: dict[str, Total] = field(default_factory=dict)
-    spans: list[tuple[str, int, int]] = field(default_factory=list)
-    num_spans_left_out: int = 0
-    marks: list[Marks] = field(default_factory=list)
+    __slots__ = ("begin_ns", "end_ns", "marks", "num_spans_left_out", "spans", "totals")
+
+    def __init__(self, begin_ns: int, totals: dict[str, Total] | None = None) -> None:
+        self.begin_ns = begin_ns
+        self.end_ns = self.num_spans_left_out = 0
+        self.totals: dict[str, Total] = {} if totals is None else totals
+        self.spans: list[tuple[str, int, int]] = []
+        self.marks: list[Marks] = []
 
 
 class _Open:
@@ -158,21 +160,24 @@ class Spans:
         return done
 
     def _close(self, now: int) -> None:
-        entry, stretch = self._stack.pop(), self.stretch
-        lasted = now - entry.begin_ns
-        total = stretch.totals.get(entry.name)
+        stack, stretch = self._stack, self.stretch
+        entry = stack.pop()
+        name, begin_ns = entry.name, entry.begin_ns
+        lasted = now - begin_ns
+        total = stretch.totals.get(name)
         if total is None:
-            total = stretch.totals[entry.name] = Total()
+            total = stretch.totals[name] = Total()
         total.ns += lasted - entry.inner_ns
-        if self._stack:
-            self._stack[-1].inner_ns += lasted
-        if not self._stack or self._stack[-1].name != entry.name:
+        outer = stack[-1] if stack else None
+        if outer is not None:
+            outer.inner_ns += lasted
+        if outer is None or outer.name != name:
             total.calls += 1
         if entry.mark is not None:
-            outer = self._stack[-1] if self._stack else None
-            self._note(stretch, entry.name, entry.mark, outer.name if outer is not None and outer.mark else None)
+            self._note(stretch, name, entry.mark, outer.name if outer is not None and outer.mark else None)
         if len(stretch.spans) < _MOST_SPANS:
-            stretch.spans.append((entry.name, entry.begin_ns - stretch.begin_ns, now - stretch.begin_ns))
+            first = stretch.begin_ns
+            stretch.spans.append((name, begin_ns - first, now - first))
         else:
             stretch.num_spans_left_out += 1
 

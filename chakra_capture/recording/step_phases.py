@@ -103,14 +103,20 @@ class StepPhases:
         if step is None:
             return
         done = self._spans.end_step()
-        self._say_measures()
+        if not self._is_measures_said:
+            self._say_measures()
+        text = _text(step, done, self._gap, self._flags, self._quoted)
         # Of the steps that end in one second the last one says how much memory there was.
-        memory = self._memory() if self._file.is_due else {}
-        self._pending.append(_Step(step, done, self._gap, sorted(self._flags), memory))
+        if self._file.is_due:
+            text += "".join([f',"{name}":{json.dumps(value)}' for name, value in self._memory().items()])
         self._flags.clear()
         self._gap = None
         if self._left is not None:
             self._left -= 1
+        if not done.marks and not self._pending:
+            self._file.add(f"{text}}}".encode())
+            return
+        self._pending.append(_Step(text, done))
         self._settle(at_most=_MOST_PENDING)
 
     def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
@@ -186,7 +192,7 @@ class StepPhases:
             if not is_known and len(self._pending) <= at_most:
                 return
             self._pending.popleft()
-            text = step.text(self._quoted)
+            text = step.text
             if marks:
                 times = self._device_times(step.stretch) if is_known else None
                 self._release(step.stretch)
@@ -255,31 +261,28 @@ class _Quoted(dict[str, str]):
         return quoted
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Step:
-    number: int
-    stretch: Stretch
-    gap: Stretch | None
-    flags: list[str]
-    memory: dict[str, Any]
+    """A record, still open for the times of the device."""
 
-    def text(self, quoted: _Quoted) -> str:
-        """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
-        step = self.stretch
-        spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
-        text = (
-            f'{{"kind":"step","step":{self.number},"begin_ns":{step.begin_ns},"ns":{step.end_ns - step.begin_ns},'
-            f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
-        )
-        if step.num_spans_left_out:
-            text += f',"spans_left_out":{step.num_spans_left_out}'
-        if self.gap is not None:
-            text += f',"gap":{{"ns":{self.gap.end_ns - self.gap.begin_ns},"phases":{_totals(self.gap, quoted)}}}'
-        if self.flags:
-            text += f',"flags":{json.dumps(self.flags)}'
-        for name, value in self.memory.items():
-            text += f',"{name}":{json.dumps(value)}'
-        return text
+    text: str
+    stretch: Stretch
+
+
+def _text(number: int, step: Stretch, gap: Stretch | None, flags: set[str], quoted: _Quoted) -> str:
+    """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
+    spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
+    text = (
+        f'{{"kind":"step","step":{number},"begin_ns":{step.begin_ns},"ns":{step.end_ns - step.begin_ns},'
+        f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
+    )
+    if step.num_spans_left_out:
+        text += f',"spans_left_out":{step.num_spans_left_out}'
+    if gap is not None:
+        text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
+    if flags:
+        text += f',"flags":{json.dumps(sorted(flags))}'
+    return text
 
 
 def _totals(stretch: Stretch, quoted: _Quoted) -> str:
