@@ -30,6 +30,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from check_skips import allowed_reasons, unexpected_skips
+
 ROOT = Path(__file__).resolve().parent.parent
 FAULTS = Path(__file__).with_suffix(".toml")
 # What the tests need; environments, caches and outputs stay behind, compiled parts come along.
@@ -183,8 +185,8 @@ def run_tests(fault: Fault | None, files: list[str], workers: int, *, by_rule: b
     failed = re.findall(r"^(?:FAILED|ERROR) (tests/\S+?::.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if done.returncode and not failed:
         raise SetupError(f"pytest failed, but no test did:\n{done.stdout[-3000:]}{done.stderr[-1000:]}")
-    if fault is None and re.search(r"\d+ skipped", done.stdout):
-        raise SetupError(f"tests are skipped, so they can notice nothing:\n{done.stdout[-3000:]}")
+    if fault is None and (skips := unexpected_skips(done.stdout, allowed_reasons(ROOT / "tests/allowed_skips.txt"))):
+        raise SetupError("tests are skipped, so they can notice nothing:\n" + "\n".join(skips))
     quickest_first = sorted(seconds, key=lambda file: seconds[file])
     return Outcome(fault, failed[0] if failed else None, time.monotonic() - start, quickest_first)
 
