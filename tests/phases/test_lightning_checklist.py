@@ -372,6 +372,14 @@ def test_L4_a_module_with_a_compiled_part_is_left_alone_and_the_reason_said(tmp_
     assert ["is compiled" in said for said in our_warnings(caplog)] == [True]
 
 
+def test_L5_a_scheduler_of_the_step_is_no_part_of_the_optimizer(tmp_path):
+    diary = Diary()
+    fit(tmp_path, Noted(diary), size=2)
+
+    assert [place(tmp_path, interval) for interval in diary.of("scheduler")] == [(0, None), (1, None)]
+    assert [place(tmp_path, interval) for interval in diary.of("optimizer")] == [(0, "optimizer"), (1, "optimizer")]
+
+
 def test_L6_two_optimizers_in_one_batch_are_one_step_with_two_of_each(tmp_path):
     class Twice(TwoOptimizers):
         def training_step(self, batch: Any, batch_idx: int) -> None:
