@@ -1,7 +1,7 @@
 """Hooks that time the calls of a module and of optimizers, where torch.compile, copies and pickles do not meet them."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from threading import get_ident
@@ -53,11 +53,16 @@ class ForwardHooks:
 
     A child is a module that the module holds itself or in a list or dict of modules; what only deeper modules compute
     is not seen. Modules are hooked up while a training step runs and no longer: torch scripts and graphs none that is.
+
+    Args:
+        session: what is told.
+        module: the module that trains.
+        around: what it is called through, if anything.
     """
 
-    def __init__(self, session: Session, module: torch.nn.Module) -> None:
+    def __init__(self, session: Session, module: torch.nn.Module, *, around: Sequence[torch.nn.Module] = ()) -> None:
         self._session = session
-        self._module = module
+        self._module, self._around = module, around
         self._tables: list[tuple[Any, Any]] = []  # of hooks before and after a call, of each module
         self._id = 0
         self._before, self._after = _Hook(self._begin), _Hook(self._end)
@@ -72,7 +77,8 @@ class ForwardHooks:
             RecordingError: a part is compiled: hooks would be compiled with it, or its calls would be missing.
         """
         modules = list(_with_children(self._module))
-        compiled = [name for name, module in modules if _is_compiled(module)]
+        wrappers = [(type(module).__name__, module) for module in self._around]
+        compiled = [name for name, module in [*wrappers, *modules] if _is_compiled(module)]
         if compiled:
             raise RecordingError(f"{compiled[0]} is compiled, and hooks would have it compiled again")
         self._id = hook_id = RemovableHandle(OrderedDict()).id  # torch gives it to no other hook

@@ -5,8 +5,7 @@ import torch
 from recording.recorded import check_pair, files, manifest, settings
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from chakra_capture.integrations import huggingface
-from chakra_capture.integrations.huggingface import ChakraProfileCallback
+from chakra_capture.integrations.huggingface import ChakraProfileCallback, follower
 from integrations.contract import Batches, Items, Plan, batches, our_warnings
 from integrations.test_contract_huggingface import Model
 
@@ -90,7 +89,7 @@ def test_exception_of_another_callback_closes_the_window(tmp_path, hook):
 @pytest.mark.parametrize("has_epochs", [True, False])
 def test_callback_added_later_and_a_trainer_without_its_epoch_method(tmp_path, monkeypatch, has_epochs):
     if not has_epochs:
-        monkeypatch.setattr(huggingface, "_PARTS", ("_method_of_another_release",))
+        monkeypatch.setattr(follower, "_PARTS", ("_method_of_another_release",))
     model = Model(Batches(Plan(fail_at=3, error=RuntimeError("training failed"))))
     made = trainer(tmp_path, model=model)
     made.add_callback(ChakraProfileCallback(settings(tmp_path, 1, 9)))

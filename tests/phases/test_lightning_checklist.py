@@ -244,6 +244,7 @@ def test_L3_a_training_step_that_fetches_by_itself_has_its_wait_inside(tmp_path)
 
     found = steps(tmp_path)[: len(diary.of("fetch"))]
     assert [place(tmp_path, interval) for interval in diary.of("fetch")] == [(n, "input_wait") for n in range(3)]
+    assert [place(tmp_path, interval) for interval in diary.of("own")[:3]] == [(n, None) for n in range(3)]
     assert [calls(step, "input_wait") for step in found] == [1] * 3
 
 

@@ -33,7 +33,7 @@ class StepParts:
         self._trainer = trainer
         self._session = session
         self._strategy = trainer.strategy
-        self._forwards = ForwardHooks(session, trainer.lightning_module)
+        self._forwards = ForwardHooks(session, trainer.lightning_module, around=(self._strategy.model,))
         self._optimizers = OptimizerHooks(session)
         self._has_run_backward = False
         self._is_first = True

@@ -1,0 +1,100 @@
+"""The phases of a trainer's steps, and of the time between them."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+from transformers import Trainer
+
+from chakra_capture.annotations import BACKWARD, CALLBACKS, CHECKPOINT, FORWARD, H2D, INPUT_WAIT, OPTIMIZER
+from chakra_capture.annotations import VALIDATION_PHASE as VALIDATION
+from chakra_capture.errors import RecordingError
+from chakra_capture.integrations.hooks import ForwardHooks, OptimizerHooks, Undo, time_calls
+from chakra_capture.recording.patches import Patch
+from chakra_capture.recording.session import Session
+
+_EPOCH = "_run_epoch"
+
+
+class TrainerPhases:
+    """Times the phases of one training, told by the callback where it stands."""
+
+    def __init__(self, trainer: Trainer, session: Session) -> None:
+        self._trainer = trainer
+        self._session = session
+        self._forwards = ForwardHooks(session, trainer.model, around=_wrappers(trainer))
+        self._optimizers = OptimizerHooks(session)
+        self._sees_pauses = False
+
+    def install(self) -> None:
+        """Hook up what callbacks are not told."""
+        session, trainer = self._session, self._trainer
+        for name in (INPUT_WAIT, VALIDATION):
+            session.measures(name)
+        session.time_phase(FORWARD, self._time_forward)
+        session.time_phase(BACKWARD, partial(time_calls, session, BACKWARD, trainer.accelerator, "backward"))
+        session.time_phase(OPTIMIZER, self._optimizers.install)
+        session.time_phase(CALLBACKS, self._see_end_of_epoch)
+        session.time_phase(CHECKPOINT, partial(time_calls, session, CHECKPOINT, trainer, "_save_checkpoint"))
+        is_host = trainer.args.device.type == "cpu"
+        session.measures(H2D, "there is no device to copy to" if is_host else "the loader copies: it is in input_wait")
+
+    def begin_update(self) -> None:
+        """The optimizer is about to step."""
+        optimizer = self._trainer.optimizer
+        self._optimizers.enter(getattr(optimizer, "optimizer", optimizer))
+
+    def end_update(self) -> None:
+        """The optimizer has stepped, or its scaler has found that it must not."""
+        self._optimizers.leave()
+        if self._trainer.accelerator.optimizer_step_was_skipped:
+            self._session.skip_update()
+
+    def pause(self) -> None:
+        """The step has ended."""
+        if self._sees_pauses:
+            self._session.begin_phase(CALLBACKS)
+
+    def _time_forward(self) -> Undo:
+        hooks = self._forwards
+
+        def training_step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            hooks.enter()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                hooks.leave()
+
+        with ExitStack() as undo:
+            undo.callback(hooks.install())
+            undo.callback(Patch(self._trainer, "training_step", training_step).undo)
+            return undo.pop_all().close
+
+    def _see_end_of_epoch(self) -> Undo:
+        if not hasattr(self._trainer, _EPOCH):
+            raise RecordingError("this release of Transformers does not tell where an epoch ends")
+
+        def run_epoch(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._session.end_phase(CALLBACKS)
+
+        patch = Patch(self._trainer, _EPOCH, run_epoch)
+        self._sees_pauses = True
+
+        def undo() -> None:
+            self._sees_pauses = False
+            patch.undo()
+
+        return undo
+
+
+def _wrappers(trainer: Trainer) -> list[Any]:
+    """The modules that the trainer calls its model through (DDP, a compiled one), outermost first."""
+    found, module = [], getattr(trainer, "model_wrapped", None)
+    while module is not None and module is not trainer.model:
+        found.append(module)
+        module = getattr(module, "module", None) or getattr(module, "_orig_mod", None)
+    return found
