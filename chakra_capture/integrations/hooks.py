@@ -67,33 +67,13 @@ class ForwardHooks:
         self._id = 0
         self._before, self._after = _Hook(self._begin), _Hook(self._end)
         self._thread = self._depth = 0
-        self._is_wrapped_call = False
+        self._is_wrapped_call = self._is_found = False
         self.has_run = False
 
-    def install(self) -> Undo:
-        """Find the modules.
-
-        Raises:
-            RecordingError: a part is compiled: hooks would be compiled with it, or its calls would be missing.
-        """
-        modules = list(_with_children(self._module))
-        wrappers = [(type(module).__name__, module) for module in self._around]
-        compiled = [name for name, module in [*wrappers, *modules] if _is_compiled(module)]
-        if compiled:
-            raise RecordingError(f"{compiled[0]} is compiled, and hooks would have it compiled again")
-        self._id = hook_id = RemovableHandle(OrderedDict()).id  # torch gives it to no other hook
-        self._tables = [(module._forward_pre_hooks, module._forward_hooks) for _, module in modules]
-        always_called = [module._forward_hooks_always_called for _, module in modules]
-        for table in always_called:
-            table[hook_id] = True
-
-        def undo() -> None:
-            self.leave()
-            self._tables = []
-            for table in always_called:
-                table.pop(hook_id, None)
-
-        return undo
+    @property
+    def is_hooked(self) -> bool:
+        """Whether modules are hooked up in training steps."""
+        return bool(self._tables)
 
     def enter(self, *, is_wrapped: bool = False) -> None:
         """The training step begins.
@@ -101,6 +81,10 @@ class ForwardHooks:
         Args:
             is_wrapped: the step itself runs inside a call of the module, made by what stands around it (DDP).
         """
+        if not self._is_found:
+            # Not before the first step: until then a job may compile its modules.
+            self._is_found = True
+            self._session.time_phase(FORWARD, self._find)
         self._thread, self._depth, self._is_wrapped_call = get_ident(), 0, is_wrapped
         # What torch's methods of registering do, which take ten times as long.
         hook_id = self._id
@@ -118,6 +102,27 @@ class ForwardHooks:
         for before, after in self._tables:
             before.pop(hook_id, None)
             after.pop(hook_id, None)
+
+    def _find(self) -> Undo:
+        modules = list(_with_children(self._module))
+        wrappers = [(type(module).__name__, module) for module in self._around]
+        compiled = [name for name, module in [*wrappers, *modules] if _is_compiled(module)]
+        if compiled:
+            # Its calls would be missing, or compiled again with the hooks.
+            raise RecordingError(f"{compiled[0]} is compiled, and hooks would have it compiled again")
+        self._id = hook_id = RemovableHandle(OrderedDict()).id  # torch gives it to no other hook
+        self._tables = [(module._forward_pre_hooks, module._forward_hooks) for _, module in modules]
+        always_called = [module._forward_hooks_always_called for _, module in modules]
+        for table in always_called:
+            table[hook_id] = True
+
+        def undo() -> None:
+            self.leave()
+            self._tables = []
+            for table in always_called:
+                table.pop(hook_id, None)
+
+        return undo
 
     def _begin(self) -> None:
         # Activation checkpointing calls modules again in a thread of autograd.

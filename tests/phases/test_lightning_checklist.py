@@ -348,13 +348,15 @@ def test_L4_a_strategy_that_calls_the_module_for_the_training_step_adds_no_forwa
     assert [place(tmp_path, interval)[1] for interval in diary.of("loss")] == [None, None]
 
 
-@pytest.mark.parametrize("which", ["child", "member", "method"])
+@pytest.mark.parametrize("which", ["child", "member", "method", "child, when training starts"])
 def test_L4_a_module_with_a_compiled_part_is_left_alone_and_the_reason_said(tmp_path, caplog, which):
     model = training(lambda model, x: model.layer(x), blocks=torch.nn.ModuleList([torch.nn.Linear(4, 4)]))
     if which == "child":
         model.layer.compile(backend="eager")
     elif which == "member":
         model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
+    elif which != "method":
+        model.on_train_start = lambda: model.layer.compile(backend="eager")
     else:
         model.loss = torch.compile(lambda x: x.sum(), backend="eager")
 

@@ -1,7 +1,6 @@
 """The phases of a trainer's steps, and of the time between them."""
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -66,10 +65,7 @@ class TrainerPhases:
             finally:
                 hooks.leave()
 
-        with ExitStack() as undo:
-            undo.callback(hooks.install())
-            undo.callback(Patch(self._trainer, "training_step", training_step).undo)
-            return undo.pop_all().close
+        return Patch(self._trainer, "training_step", training_step).undo
 
     def _see_end_of_epoch(self) -> Undo:
         if not hasattr(self._trainer, _EPOCH):

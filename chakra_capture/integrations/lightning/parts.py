@@ -63,6 +63,8 @@ class StepParts:
     def _say_what_was_not_seen(self) -> None:
         seen = {FORWARD: self._forwards.has_run, BACKWARD: self._has_run_backward, OPTIMIZER: self._optimizers.has_run}
         missing = [name for name in self._watched if not seen[name]]
+        if FORWARD in missing and not self._forwards.is_hooked:
+            missing.remove(FORWARD)  # it is said why
         for name in missing:
             self._session.measures(name, _UNSEEN[name])
         # Of optimizers that step without Lightning the follower says more.
@@ -80,11 +82,9 @@ class StepParts:
             finally:
                 hooks.leave()
 
-        with ExitStack() as undo:
-            undo.callback(hooks.install())
-            undo.callback(Patch(strategy, "training_step", training_step).undo)
-            self._watched.append(FORWARD)
-            return undo.pop_all().close
+        undo = Patch(strategy, "training_step", training_step).undo
+        self._watched.append(FORWARD)
+        return undo
 
     def _time_backward(self) -> Undo:
         session = self._session
