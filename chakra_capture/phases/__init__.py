@@ -32,6 +32,7 @@ from chakra_capture.recording import registry
 from chakra_capture.recording.session import Session
 
 _OWNER = "phases"
+_WRAPPED = (Proxy, Loss, Batches)
 T = TypeVar("T")
 
 
@@ -128,8 +129,8 @@ def wrap_backward(loss: T) -> T:
         InitError: ``init`` was not called, or it is wrapped already.
         TypeError: it is neither.
     """
-    is_loss = callable(getattr(loss, "backward", None))
-    if isinstance(loss, torch.nn.Module) or not (is_loss or callable(loss)):
+    is_loss = isinstance(loss, torch.Tensor) or callable(getattr(loss, "backward", None))
+    if not is_loss and (isinstance(loss, torch.nn.Module) or not callable(loss)):
         raise TypeError(
             f"wrap_backward got a {type(loss).__name__}, which has no backward(); expected a loss or a function that "
             "runs backward. Call wrap_backward(loss).backward(), or wrap_backward(fabric.backward)."
@@ -187,8 +188,8 @@ def _loop_for(thing: object) -> "PlainLoop | None":
             f"Nothing can be wrapped: {who} in this process; expected chakra_capture.phases.init(). Call it first, "
             "once."
         )
-    loop = cast(PlainLoop, claim.made)
-    if isinstance(thing, Proxy | Batches) or loop.has(thing):
+    loop: PlainLoop = claim.made
+    if isinstance(thing, _WRAPPED) or loop.has(thing):
         raise InitError(
             f"This {type(thing).__name__.lstrip('_').lower()} is wrapped already; expected one that is not, or it "
             "would be timed twice. Wrap it once, where it is made."

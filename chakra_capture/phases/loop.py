@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from types import TracebackType
 from typing import Any
-from weakref import WeakSet, ref
+from weakref import ref
 
 import torch
 
@@ -36,7 +36,7 @@ class PlainLoop:
         self._unseen: dict[str, int] = {}  # what is wrapped and was in no step yet, and since which step
         self._timed: set[str] = set()
         self.is_update_compiled = False
-        self._optimizers: WeakSet[Any] = WeakSet()
+        self._optimizers: dict[int, ref[Any]] = {}
         self._put_back: list[Callable[[], None]] = []
         # Of the step that is open.
         self._is_open = self._is_block = self._has_worked = False
@@ -53,7 +53,7 @@ class PlainLoop:
 
     def has(self, thing: object) -> bool:
         """Say whether this is an optimizer that is wrapped."""
-        return any(thing is one for one in self._optimizers)
+        return id(thing) in self._optimizers
 
     def times(self, name: str) -> None:
         """Note that a phase is timed from now on."""
@@ -66,15 +66,18 @@ class PlainLoop:
         """Time the updates of an optimizer; ``replace_step`` has it tell them, and returns what undoes that."""
 
         def install() -> Callable[[], None]:
-            put_back = replace_step(self, optimizer)
-            self._optimizers.add(optimizer)
+            put_back, key = replace_step(self, optimizer), id(optimizer)
             self._timed.add(OPTIMIZER)
-            gone = ref(optimizer)
+
+            def forget(_: object = None) -> None:
+                self._optimizers.pop(key, None)
+
+            # An optimizer that is gone, and with it its number, is waited for no more.
+            self._optimizers[key] = ref(optimizer, forget)
 
             def remove() -> None:
-                if (one := gone()) is not None:
-                    self._optimizers.discard(one)
-                    put_back()
+                forget()
+                put_back()
 
             return remove
 
@@ -158,7 +161,9 @@ class PlainLoop:
             return
         del self._inside[self._inside.index(name) :]
         self.session.end_phase(name)
-        if self._is_updated and not self._inside and not self._is_block and not is_in_backward():
+        # Gradient hooks may have updated, so the end of backward may be that of the step.
+        is_over = name != FORWARD and self._is_updated and not self._inside
+        if is_over and not self._is_block and not is_in_backward():
             self._close()
 
     def stepped(self, optimizer: object) -> None:
@@ -194,7 +199,7 @@ class PlainLoop:
 
     @property
     def _is_updated(self) -> bool:
-        return bool(self._stepped) and all(id(one) in self._stepped for one in self._optimizers)
+        return bool(self._stepped) and self._stepped >= self._optimizers.keys()
 
     def _open(self) -> None:
         self._is_open, self._has_worked, self._num_batches = True, False, 0

@@ -48,7 +48,7 @@ class Call(Proxy):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         # Known to the compiler as true, so of ours nothing is in what it compiles.
-        if torch.compiler.is_compiling() or not self._loop.begin(self._name):
+        if torch.compiler.is_dynamo_compiling() or not self._loop.begin(self._name):
             return self._thing(*arguments, **options)
         try:
             return self._thing(*arguments, **options)
@@ -56,11 +56,25 @@ class Call(Proxy):
             self._loop.end(self._name)
 
 
-class Loss(Proxy):
-    """A loss whose ``backward`` is timed."""
+class Loss:
+    """A loss whose ``backward`` is timed; made anew in every step."""
+
+    __slots__ = ("_loop", "_loss")
+
+    def __init__(self, loop: PlainLoop, loss: Any) -> None:
+        self._loop, self._loss = loop, loss
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loss, name)
 
     def backward(self, *arguments: Any, **options: Any) -> Any:
-        return Call(self._loop, self._thing.backward, BACKWARD)(*arguments, **options)
+        """Run ``backward`` of the loss."""
+        if torch.compiler.is_dynamo_compiling() or not self._loop.begin(BACKWARD):
+            return self._loss.backward(*arguments, **options)
+        try:
+            return self._loss.backward(*arguments, **options)
+        finally:
+            self._loop.end(BACKWARD)
 
 
 class Loader(Proxy):
@@ -100,12 +114,15 @@ class Batches:
         loop = self._loop
         if not loop.requests(self._reading):
             return next(self._source)
+        loop.session.begin_phase(INPUT_WAIT)
         try:
-            with loop.session.phase(INPUT_WAIT):
-                batch = next(self._source)
-        except StopIteration:
-            loop.exhausted()
+            batch = next(self._source)
+        except BaseException as error:
+            loop.session.end_phase(INPUT_WAIT)
+            if isinstance(error, StopIteration):
+                loop.exhausted()
             raise
+        loop.session.end_phase(INPUT_WAIT)
         loop.received()
         return batch
 
@@ -135,7 +152,7 @@ def replace_step(loop: PlainLoop, optimizer: Any) -> Callable[[], None]:
 
     def timed(self: Any, *arguments: Any, **options: Any) -> Any:
         given = (self, *arguments) if is_method else arguments
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_dynamo_compiling():
             _note_compiled_update()
             return call(*given, **options)
         is_timed = loop.begin(OPTIMIZER)

@@ -437,6 +437,7 @@ def test_forwards_count_once_with_gradients_and_in_a_step_alone(folder):
     assert calls(folder) == [{"input_wait": 1, "forward": 1, "optimizer": 1}]
     forwards = [(step, phase) for name, step, phase in made.tape.placed(folder) if name == "forward"]
     assert forwards == [(None, None), (0, None), (0, "forward"), (0, "forward"), (None, None)]
+    assert [name for name, _, _ in lines(folder)[0]["spans"]] == ["input_wait", "forward", "optimizer"]
 
 
 @pytest.mark.parametrize("is_backward_wrapped", [True, False])
@@ -460,8 +461,11 @@ def test_an_update_inside_backward_ends_the_step_after_it(folder):
     # What stepped in a backward that is not wrapped ends with the next request, whatever the size of the group.
     for batch in wrap_dataloader([torch.ones(1, 1)] * 2, accumulation_steps=2):
         made.network(batch).sum().backward()
+        made.tape("after")
     phases.close()
     assert [found["optimizer"] for found in calls(folder)] == [1, 1]
+    assert [step for name, step, _ in made.tape.placed(folder) if name == "after"] == [0, 1]
+
     made = loop()
     made.network.layer.weight.register_post_accumulate_grad_hook(lambda _: made.optimizer.step())
     for batch in wrap_dataloader([torch.ones(1, 1)] * 2):
@@ -477,6 +481,31 @@ def test_an_update_inside_backward_ends_the_step_after_it(folder):
         ("after", None, None),
         ("optimizer", 1, "optimizer"),
         ("after", None, None),
+    ]
+
+
+def test_an_update_inside_a_function_that_runs_backward_ends_the_step_after_it(folder):
+    made = loop()
+
+    def backward(loss: torch.Tensor) -> None:
+        loss.backward()
+        made.optimizer.step()
+        made.tape("in the function")
+
+    timed = wrap_backward(backward)
+    for batch in wrap_dataloader([torch.ones(1, 1)] * 2):
+        timed(made.forward(batch).sum())
+        made.tape("after")
+    phases.close()
+    assert calls(folder) == [ONCE] * 2
+    placed = [place for place in made.tape.placed(folder) if place[0] in ("in the function", "after")]
+    assert placed == [
+        (name, at, phase)
+        for step in (0, 1)
+        for name, at, phase in (
+            ("in the function", step, "backward"),
+            ("after", None, None),
+        )
     ]
 
 
@@ -651,15 +680,21 @@ def test_what_another_thread_does_is_in_no_phase(folder, caplog):
 
     def elsewhere() -> None:
         made.forward(torch.ones(1, 1))
+        made.optimizer.step()
         list(loader)
 
     for batch in loader:
         thread = threading.Thread(target=elsewhere)
         thread.start()
         thread.join()
-        made.update(batch)
+        made.tape("joined")
+        made.forward(batch)
+        made.tape("after")
     phases.close()
-    assert calls(folder) == [ONCE] * 2
+    assert calls(folder) == [{"input_wait": 1, "forward": 1}] * 2
+    assert not any("update_skipped" in line.get("flags", ()) for line in lines(folder))
+    assert [step for name, step, _ in made.tape.placed(folder) if name == "after"] == [0, 1]
+    assert [step for name, step, _ in made.tape.placed(folder) if name == "joined"] == [0, 1]
     assert caplog.text.count("it is iterated in another thread") == 1
 
 
