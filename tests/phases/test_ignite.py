@@ -113,3 +113,48 @@ def test_a_failed_run_leaves_the_engine_without_our_phase_handlers():
     before[Events.ITERATION_COMPLETED] += 1
     assert after == before
     assert [step["step"] for step in steps()] == [0, 1]
+
+
+def test_a_detached_engine_raises_what_it_raised_before():
+    made, handler = engine()
+    handler.detach(made)
+    made.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.run(range(3))
+    made, handler = engine()
+    made.add_event_handler(Events.ITERATION_COMPLETED(once=1), lambda: handler.detach(made))
+    made.add_event_handler(Events.ITERATION_COMPLETED(once=2), lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        made.run(range(3))
+
+
+def test_validation_that_fails_or_is_interrupted_ends_there():
+    made, handler = engine()
+    failing, interrupted = Engine(lambda *_: 1 / 0), Engine(lambda one, _: one.interrupt())
+    for evaluator in (failing, interrupted):
+        handler.attach_validation(evaluator)
+
+    def validate(engine: Engine) -> None:
+        if engine.state.iteration == 1:
+            with pytest.raises(ZeroDivisionError):
+                failing.run(range(2))
+        else:
+            interrupted.run(range(2))
+        time.sleep(4 * NAP)
+
+    made.add_event_handler(Events.ITERATION_COMPLETED, validate)
+    made.run(range(2))
+    assert [calls({"phases": gap}, "validation") for gap in gaps()] == [1, 1]
+    assert all(gap["callbacks"][0] / 1e6 >= 4 * NAP_MS for gap in gaps())
+
+
+def test_who_else_listens_decides_what_becomes_of_an_exception_of_validation():
+    made, handler = engine()
+    evaluator = Engine(lambda *_: 1 / 0)
+    handler.attach_validation(evaluator)
+    heard: list[BaseException] = []
+    evaluator.add_event_handler(Events.EXCEPTION_RAISED, lambda error: heard.append(error))
+    made.add_event_handler(Events.ITERATION_COMPLETED(once=1), lambda: evaluator.run(range(2)))
+    made.run(range(2))
+    assert [type(error) for error in heard] == [ZeroDivisionError]
+    assert len(steps()) == 2

@@ -114,6 +114,9 @@ def _entries(engine: Engine, event: Any) -> list[_Entry]:
 
 
 def _put(engine: Engine, event: Any, entries: list[_Entry]) -> None:
-    # A new list: the old one may be being gone through.
-    if entries or event in engine._event_handlers:
+    # A new list: the old one may be being gone through. None rather than an empty one: Ignite raises an exception only
+    # where the event of exceptions has no list at all.
+    if entries:
         engine._event_handlers[event] = entries
+    else:
+        engine._event_handlers.pop(event, None)

@@ -66,8 +66,9 @@ class ChakraProfileHandler:
         self._knows_validation = True
         if self.settings.enabled and not calls.is_attached(evaluator, Events.STARTED, self._start_validation):
             calls.add(evaluator, Events.STARTED, self._start_validation, is_first=True)
-            for event in (Events.TERMINATE, Events.COMPLETED):
+            for event in (Events.TERMINATE, Events.COMPLETED, Events.INTERRUPT):
                 calls.add(evaluator, event, self._end_validation)
+            calls.add(evaluator, Events.EXCEPTION_RAISED, self._fail_validation)
 
     def _start_validation(self, evaluator: Engine) -> None:
         calls.place(evaluator, Events.COMPLETED, self._end_validation, is_first=False)
@@ -77,6 +78,11 @@ class ChakraProfileHandler:
     def _end_validation(self, evaluator: Engine) -> None:
         if self._session is not None:
             self._session.end_validation()
+
+    def _fail_validation(self, evaluator: Engine, error: BaseException) -> None:
+        self._end_validation(evaluator)
+        if calls.nobody_else_listens(evaluator, self._fail_validation):
+            raise error
 
     def _handlers(self) -> tuple[tuple[Events, calls.Handler], ...]:
         return (
@@ -98,8 +104,9 @@ class ChakraProfileHandler:
     def _has_updated(self, engine: Engine) -> bool:
         return bool(engine.state.iteration % self._size == 0)
 
-    def _goes_on_after_epoch(self) -> bool:
-        return self._num_batches > 0
+    def _is_group_lost(self, engine: Engine, *, has_run_ended: bool) -> bool:
+        """Whether nothing comes of the step that is open, at the end of an epoch or of the run."""
+        return not self._num_batches
 
     def _start(self, engine: Engine) -> None:
         if self._engine is not None and self._engine is not engine:
@@ -181,7 +188,7 @@ class ChakraProfileHandler:
         """Close a step that got no batch, or no update."""
         if engine is not self._engine or self._session is None:
             return
-        if self._is_open and not self._goes_on_after_epoch():
+        if self._is_open and self._is_group_lost(engine, has_run_ended=False):
             self._abort(engine)
         if self._phases is not None:
             self._phases.go_between()
@@ -194,12 +201,14 @@ class ChakraProfileHandler:
     def _interrupt(self, engine: Engine) -> None:
         # The run may go on later, or never; until then the process is free for other things.
         if engine is self._engine:
-            self._end(engine)
+            if self._is_open and not self._num_batches:
+                self._abort(engine)
+            self._close(Reason.training_ended)
             self._interrupted = engine
 
     def _end(self, engine: Engine) -> None:
         if engine is self._engine:
-            if self._is_open and not self._goes_on_after_epoch():
+            if self._is_open and self._is_group_lost(engine, has_run_ended=True):
                 self._abort(engine)
             self._close(Reason.training_ended)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ignite.engine import Engine
 from monai.engines import SupervisedTrainer
+from monai.handlers import ValidationHandler
 
 from chakra_capture.config import phases_only
 from chakra_capture.integrations import ignite
@@ -87,8 +88,9 @@ class ChakraProfileHandler(ignite.ChakraProfileHandler):
                 )
             return
         for owner in calls.owners(engine):
-            if isinstance(evaluator := getattr(owner, "validator", None), Engine):
-                self.attach_validation(evaluator)
+            # Of a handler that is not known no attribute is read: it may be one that raises.
+            if isinstance(owner, ValidationHandler) and isinstance(owner.validator, Engine):
+                self.attach_validation(owner.validator)
         super()._start(engine)
 
     def _make_phases(self, engine: Any, session: Session) -> EnginePhases:
@@ -112,9 +114,12 @@ class ChakraProfileHandler(ignite.ChakraProfileHandler):
         place = (iteration - 1) % length + 1
         return bool(place % size == 0 or place == length)
 
-    def _goes_on_after_epoch(self) -> bool:
-        # MONAI zeroes the gradients of a group that the end of an epoch has cut.
-        return False
+    def _is_group_lost(self, engine: Any, *, has_run_ended: bool) -> bool:
+        # MONAI zeroes gradients at places that it counts in epochs of the length it knows, not where a group began: one
+        # that terminate_epoch() has cut goes on, one cut by the end of an epoch of unknown length is zeroed.
+        length, iteration = engine.state.epoch_length, engine.state.iteration
+        zeroes_next = (iteration % length if length else iteration) % _group_size(engine) == 0
+        return not self._num_batches or has_run_ended or zeroes_next
 
     def _abort(self, engine: Any) -> None:
         """Drop a group that got no update, and say whose gradients are lost."""
