@@ -17,7 +17,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,9 @@ SCHEMA_VERSION = 1
 PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED = "profiled", "first", "partial", "update_skipped"
 # Steps whose device times may be open; of an older one they are not measured.
 _MOST_PENDING = 64
+# So many steps are put into words at once: one by one, between two steps where none of this is in a cache, each costs
+# several times as much.
+_LINES_AT_ONCE = 64
 _WHOLE = "(step)"
 
 
@@ -66,7 +68,8 @@ class StepPhases:
         self._flags: set[str] = {FIRST}
         self._gap: Stretch | None = None
         # Steps, and lines that come after them.
-        self._pending: deque[_Step | bytes] = deque()
+        self._pending: deque[_Ended | bytes] = deque()
+        self._ended: list[_Ended] = []
         self._quoted = _Quoted()
         self._measures: dict[str, str | None] = {}
         self._is_measures_said = True
@@ -105,19 +108,21 @@ class StepPhases:
         done = self._spans.end_step()
         if not self._is_measures_said:
             self._say_measures()
-        text = _text(step, done, self._gap, self._flags, self._quoted)
         # Of the steps that end in one second the last one says how much memory there was.
-        if self._file.is_due:
-            text += "".join([f',"{name}":{json.dumps(value)}' for name, value in self._memory().items()])
+        memory = self._memory() if self._file.is_due else None
+        ended = _Ended(step, done, self._gap, sorted(self._flags) if self._flags else None, memory)
         self._flags.clear()
         self._gap = None
         if self._left is not None:
             self._left -= 1
-        if not done.marks and not self._pending:
-            self._file.add(f"{text}}}".encode())
+        if done.marks or self._pending:
+            self._make_lines()
+            self._pending.append(ended)
+            self._settle(at_most=_MOST_PENDING)
             return
-        self._pending.append(_Step(text, done))
-        self._settle(at_most=_MOST_PENDING)
+        self._ended.append(ended)
+        if len(self._ended) >= _LINES_AT_ONCE:
+            self._make_lines()
 
     def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
         """The step turned out to hold no work, or work for nothing: its time belongs to the time between the steps.
@@ -158,6 +163,7 @@ class StepPhases:
         Raises:
             OSError: it cannot be written.
         """
+        self._make_lines()
         self._file.flush()
 
     def close(self) -> None:
@@ -179,6 +185,11 @@ class StepPhases:
         file.close()
         os.replace(file.path, self._path)
 
+    def _make_lines(self) -> None:
+        for ended in self._ended:
+            self._file.add(f"{ended.text(self._quoted)}}}".encode())
+        self._ended.clear()
+
     def _settle(self, *, at_most: int) -> None:
         """Hand on the records whose device times are known, in order; the oldest without them if they are too many."""
         while self._pending:
@@ -192,7 +203,7 @@ class StepPhases:
             if not is_known and len(self._pending) <= at_most:
                 return
             self._pending.popleft()
-            text = step.text
+            text = step.text(self._quoted)
             if marks:
                 times = self._device_times(step.stretch) if is_known else None
                 self._release(step.stretch)
@@ -233,6 +244,7 @@ class StepPhases:
 
     def _add(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":")).encode()
+        self._make_lines()
         if self._pending:
             self._pending.append(line)
         else:
@@ -261,28 +273,33 @@ class _Quoted(dict[str, str]):
         return quoted
 
 
-@dataclass(slots=True)
-class _Step:
-    """A record, still open for the times of the device."""
+class _Ended:
+    """A step that has ended, not put into words yet."""
 
-    text: str
-    stretch: Stretch
+    __slots__ = ("flags", "gap", "memory", "number", "stretch")
 
+    def __init__(
+        self, number: int, stretch: Stretch, gap: Stretch | None, flags: list[str] | None, memory: dict[str, Any] | None
+    ) -> None:
+        self.number, self.stretch, self.gap, self.flags, self.memory = number, stretch, gap, flags, memory
 
-def _text(number: int, step: Stretch, gap: Stretch | None, flags: set[str], quoted: _Quoted) -> str:
-    """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
-    spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
-    text = (
-        f'{{"kind":"step","step":{number},"begin_ns":{step.begin_ns},"ns":{step.end_ns - step.begin_ns},'
-        f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
-    )
-    if step.num_spans_left_out:
-        text += f',"spans_left_out":{step.num_spans_left_out}'
-    if gap is not None:
-        text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
-    if flags:
-        text += f',"flags":{json.dumps(sorted(flags))}'
-    return text
+    def text(self, quoted: _Quoted) -> str:
+        """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
+        step, gap = self.stretch, self.gap
+        spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
+        text = (
+            f'{{"kind":"step","step":{self.number},"begin_ns":{step.begin_ns},"ns":{step.end_ns - step.begin_ns},'
+            f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
+        )
+        if step.num_spans_left_out:
+            text += f',"spans_left_out":{step.num_spans_left_out}'
+        if gap is not None:
+            text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
+        if self.flags:
+            text += f',"flags":{json.dumps(self.flags)}'
+        for name, value in (self.memory or {}).items():
+            text += f',"{name}":{json.dumps(value)}'
+        return text
 
 
 def _totals(stretch: Stretch, quoted: _Quoted) -> str:
