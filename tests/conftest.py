@@ -1,5 +1,6 @@
 """The leak guard: after every test the process is as it was before."""
 
+import functools
 import gc
 import inspect
 import os
@@ -38,15 +39,42 @@ _WATCHED = {
 }
 
 
-def _watched_objects() -> dict[str, list[Any]]:
-    """The objects of the watched classes that are alive; going through all objects is slow, so this is done once."""
-    modules = {name: sys.modules.get(module) for name, module in _WATCHED.items()}
-    classes = {getattr(module, name): name for name, module in modules.items() if module is not None}
-    found: dict[str, list[Any]] = {name: [] for name in _WATCHED}
-    for one in gc.get_objects() if classes else []:
-        if (name := classes.get(type(one))) is not None:
-            found[name].append(one)
-    return found
+class _Watch:
+    """Knows whether an object of a watched class was made: only then are all objects gone through, which is slow."""
+
+    def __init__(self) -> None:
+        self.classes: dict[type, str] = {}
+        self.is_due = False
+
+    def meet_classes(self) -> None:
+        """Have classes that were imported since the last call tell when an object is made."""
+        for name, module in _WATCHED.items():
+            cls = getattr(sys.modules.get(module), name, None)
+            if cls is not None and cls not in self.classes:
+                self.classes[cls] = name
+                self.is_due = True  # some may be there already
+                cls.__init__ = self._telling(cls.__init__)
+
+    def _telling(self, init: Any) -> Any:
+        @functools.wraps(init)
+        def tell(*args: Any, **kwargs: Any) -> None:
+            self.is_due = True
+            init(*args, **kwargs)
+
+        return tell
+
+    def alive(self) -> dict[str, list[Any]]:
+        """The objects of the watched classes, if there may be new ones."""
+        found: dict[str, list[Any]] = {name: [] for name in _WATCHED}
+        self.meet_classes()
+        for one in gc.get_objects() if self.is_due else []:
+            if (name := self.classes.get(type(one))) is not None:
+                found[name].append(one)
+        self.is_due = False
+        return found
+
+
+_watch = _Watch()
 
 
 def _check_torch_is_free(observers: list[Any]) -> None:
@@ -82,6 +110,7 @@ def _signal_handling() -> tuple[object, int, set[signal.Signals]]:
 @pytest.fixture(autouse=True)
 def leak_guard() -> Iterator[None]:
     """Fail a test that leaves a profiler, observer, session, exit or signal handler, patch, thread or variable."""
+    _watch.meet_classes()
     environment, threads, signals = _environment(), set(threading.enumerate()), _signal_handling()
     yield
     # The exit handler is registered exactly while a session is open.
@@ -89,7 +118,7 @@ def leak_guard() -> Iterator[None]:
     assert registry.init_owner() is None, "the process is still initialised"
     registry.forget_runs()
     assert _signal_handling() == signals, "a signal handler, wakeup descriptor or signal mask is left"
-    alive = _watched_objects()
+    alive = _watch.alive()
     _check_torch_is_free(alive["ExecutionTraceObserver"])
     _check_loops_are_unpatched(alive)
     left = [t.name for t in set(threading.enumerate()) - threads if not t.name.startswith(_FOREIGN_THREADS)]
