@@ -90,7 +90,7 @@ def _check_torch_is_free(observers: list[Any]) -> None:
 
 
 def _check_loops_are_unpatched(alive: dict[str, list[Any]]) -> None:
-    left = [patch for patch in alive["Patch"] if not patch._is_undone]
+    left = [patch for patch in alive["Patch"] if not patch.is_undone]
     assert not left, f"still replaced: {[(type(patch._owner).__name__, patch._name) for patch in left]}"
     hooked = [o for o in alive["_Hook"] if any(type(r) is OrderedDict for r in gc.get_referrers(o))]
     assert not hooked, "a module is still hooked"

@@ -25,8 +25,11 @@ def time_calls(session: Session, name: str, owner: object, method: str) -> Undo:
     """Time the calls of a method of one object as a phase; returns what ends it."""
 
     def timed(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        with session.phase(name):
+        session.begin_phase(name)
+        try:
             return original(*args, **kwargs)
+        finally:
+            session.end_phase(name)
 
     return Patch(owner, method, timed).undo
 
@@ -224,7 +227,8 @@ class OptimizerHooks:
 
     def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def called() -> Any:
-            self._stop()
+            if self._is_timing:
+                self._stop()
             try:
                 return closure()
             finally:
@@ -237,16 +241,16 @@ class OptimizerHooks:
         self._session.begin_phase(OPTIMIZER)
 
     def _stop(self) -> None:
-        if self._is_timing:
-            self._is_timing = False
-            self._session.end_phase(OPTIMIZER)
+        self._is_timing = False
+        self._session.end_phase(OPTIMIZER)
 
     def _end(self, *_: Any) -> None:
         if self._is_inside:
             self._depth -= 1
             if not self._depth:
                 self.num_steps += 1
-                self._stop()
+                if self._is_timing:
+                    self._stop()
 
 
 def _with_children(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -259,11 +263,9 @@ def _with_children(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
-    """Say whether a module, or a function that it holds, is compiled."""
+    """Say whether a module, or a function that it holds, is compiled: ``module.compile()`` leaves it one, too."""
     own = [vars(module), *(vars(cls) for cls in type(module).__mro__)]
-    return module._compiled_call_impl is not None or any(
-        _is_compiled_function(f) for each in own for f in each.values()
-    )
+    return any(_is_compiled_function(found) for each in own for found in each.values())
 
 
 def _is_compiled_function(found: object) -> bool:

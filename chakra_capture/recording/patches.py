@@ -1,7 +1,7 @@
 """A function of somebody else's module or object, replaced for a while."""
 
 from collections.abc import Callable
-from functools import wraps
+from functools import update_wrapper
 from typing import Any
 
 _NOTHING = object()
@@ -10,7 +10,8 @@ _NOTHING = object()
 class Patch:
     """Replaces ``owner.name`` by a call of ``instead(original, *arguments)`` until ``undo``.
 
-    Where somebody has wrapped the replacement meanwhile it stays in place and calls the original.
+    Where somebody has wrapped the replacement meanwhile it stays in place and calls the original. A copy or a pickle of
+    the owner has what the owner had before.
     """
 
     def __init__(self, owner: object, name: str, instead: Callable[..., Any]) -> None:
@@ -18,24 +19,43 @@ class Patch:
         self._name = name
         # A method comes from the class: put back into its object it would stay there, and hide what the class gets.
         self._before = vars(owner).get(name, _NOTHING)
-        self._is_undone = False
-        original = getattr(owner, name)
+        copied = (getattr, (owner, name)) if self._before is _NOTHING else (_itself, (self._before,))
+        self.replacement = _Replacement(getattr(owner, name), instead, copied)
+        setattr(owner, name, self.replacement)
 
-        @wraps(original)
-        def replacement(*arguments: Any, **options: Any) -> Any:
-            if self._is_undone:
-                return original(*arguments, **options)
-            return instead(original, *arguments, **options)
-
-        self.replacement = replacement
-        setattr(owner, name, replacement)
+    @property
+    def is_undone(self) -> bool:
+        """Whether the function is put back, or calls the original alone."""
+        return self.replacement.instead is None
 
     def undo(self) -> None:
         """Put the function back."""
-        self._is_undone = True
+        self.replacement.instead = None
         if vars(self._owner).get(self._name) is not self.replacement:
             return
         if self._before is _NOTHING:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._before)
+
+
+class _Replacement:
+    """What stands in the place of the original."""
+
+    def __init__(self, original: Callable[..., Any], instead: Callable[..., Any], copied: tuple[Any, ...]) -> None:
+        update_wrapper(self, original)
+        self.original = original
+        self.instead: Callable[..., Any] | None = instead
+        self._copied = copied
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        if self.instead is None:
+            return self.original(*arguments, **options)
+        return self.instead(self.original, *arguments, **options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._copied
+
+
+def _itself(before: Any) -> Any:
+    return before

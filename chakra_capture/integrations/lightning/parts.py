@@ -93,8 +93,11 @@ class StepParts:
             if not self._has_run_backward:
                 self._has_run_backward = True
                 session.measures(BACKWARD)
-            with session.phase(BACKWARD):
+            session.begin_phase(BACKWARD)
+            try:
                 return original(*args, **kwargs)
+            finally:
+                session.end_phase(BACKWARD)
 
         undo = Patch(self._strategy.precision_plugin, "backward", backward).undo
         self._watched.append(BACKWARD)
