@@ -193,7 +193,7 @@ class OptimizerHooks:
 
     def _is_hooked(self, optimizer: Any) -> bool:
         handle = self._handles.get(id(optimizer))
-        return handle is not None and handle.id in optimizer._optimizer_step_pre_hooks
+        return handle is not None and handle.id in getattr(optimizer, "_optimizer_step_pre_hooks", ())
 
     def _hook(self, optimizer: Any) -> Undo:
         name = type(optimizer).__name__
