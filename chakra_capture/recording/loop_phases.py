@@ -3,6 +3,7 @@
 Nothing here is guarded: the session is.
 """
 
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -11,12 +12,19 @@ from typing import Any
 
 from chakra_capture.annotations import safe_name
 from chakra_capture.config import is_switched_off
+from chakra_capture.errors import RecordingError
 from chakra_capture.recording import registry
 from chakra_capture.recording.device_clock import device_clock
 from chakra_capture.recording.run import Run
 from chakra_capture.recording.step_phases import PROFILED, StepPhases
 
 logger = logging.getLogger(__name__)
+
+_TWO_AT_ONCE = (
+    "another chakra-capture session of this process, still open, times its steps into {path}; expected one at a time, "
+    "or the steps of both would be mixed, so those of this one are not timed. Close it first, or set "
+    "chakra_profile.trace_dir or job_id of its own"
+)
 
 
 class LoopPhases:
@@ -33,7 +41,10 @@ class LoopPhases:
     def open(self, run: Run, max_steps: int | None) -> None:
         """Begin to record."""
         path, goes_on = run.paths.phases_file(run.manifest.rank), run.has_phases
-        run.has_phases = True
+        if run.is_timing:
+            _say_once(run, _TWO_AT_ONCE.format(path=path))
+            return
+        run.has_phases = run.is_timing = True
         self._run, device = run, device_clock()
         self.steps = run.disk.do(
             lambda: StepPhases(path, run.manifest, max_steps=max_steps, goes_on=goes_on, device=device)
@@ -90,12 +101,26 @@ class LoopPhases:
     def close(self) -> None:
         """Write the rest and take out what is hooked up."""
         steps, run = self.steps, self._run
-        self.forget()
-        if steps is not None and run is not None:
-            run.disk.do(steps.close)
+        self._take_out()
+        if run is not None:
+            try:
+                if steps is not None:
+                    run.disk.do(steps.close)
+            finally:
+                run.is_timing = False
 
     def forget(self) -> None:
-        """Record no more; whatever was hooked up is taken out."""
+        """Record no more: what was not written is lost, whatever was hooked up is taken out."""
+        steps, run = self.steps, self._run
+        self._take_out()
+        if run is not None:
+            # What is wrong with the file system is known already.
+            with contextlib.suppress(RecordingError):
+                if steps is not None:
+                    run.disk.do(steps.abandon)
+            run.is_timing = False
+
+    def _take_out(self) -> None:
         self.steps = self._run = None
         hooks, self._hooks = self._hooks, []
         for name, remove in reversed(hooks):
@@ -103,3 +128,9 @@ class LoopPhases:
                 remove()
             except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
                 logger.warning("What timed %s is still in place: %s: %s", name, type(fault).__name__, fault)
+
+
+def _say_once(run: Run, message: str) -> None:
+    if message not in run.manifest.faults:
+        run.manifest.faults.append(message)
+        logger.warning("Phases of steps are not recorded, training goes on: %s.", message)

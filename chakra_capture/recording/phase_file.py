@@ -104,6 +104,12 @@ class PhaseFile:
                 with contextlib.suppress(OSError):
                     os.close(self._file)
 
+    def abandon(self) -> None:
+        """Close the file as it is: what was not written is lost."""
+        self._lines.clear()
+        with contextlib.suppress(OSError):
+            self.close()
+
 
 class _Writer:
     """A daemon thread that writes what it is given, in order."""

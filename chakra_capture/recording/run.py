@@ -27,6 +27,7 @@ class Run:
     next_cycle: int = 0
     shortfall: Reason | None = None
     has_phases: bool = False
+    is_timing: bool = False  # a session of the process writes phases now
 
     def take_cycle_number(self) -> int:
         """Return the number of the next file pair; a second fit in the process goes on counting."""

@@ -185,6 +185,10 @@ class StepPhases:
         file.close()
         os.replace(file.path, self._path)
 
+    def abandon(self) -> None:
+        """Leave the file under its working name as it is: what was not written is lost."""
+        self._file.abandon()
+
     def _make_lines(self) -> None:
         for ended in self._ended:
             self._file.add(f"{ended.text(self._quoted)}}}".encode())

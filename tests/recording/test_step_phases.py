@@ -148,6 +148,47 @@ def test_a_second_fit_goes_on_in_the_file_of_the_first(tmp_path):
     assert [line["step"] for line in lines(tmp_path, "step")] == [0, 1, 2, 3]
 
 
+def test_of_two_sessions_at_once_the_first_is_timed_and_its_steps_stay_its_own(tmp_path, caplog):
+    with capture(phases_only(tmp_path)) as outer:
+        for step, _ in outer.steps(range(3)):
+            with capture(phases_only(tmp_path)) as inner:
+                assert (inner.times_phases, outer.times_phases) == (False, True)
+                for _ in inner.steps(range(7)):
+                    with inner.phase("forward"):
+                        pass
+            if step == 1:
+                with outer.phase("backward"):
+                    pass
+    assert [line["kind"] for line in lines(tmp_path)] == ["open", "step", "step", "step", "close"]
+    assert [{*line["phases"]} for line in lines(tmp_path, "step")] == [
+        {"input_wait"}, {"input_wait", "backward"}, {"input_wait"}
+    ]  # fmt: skip
+    assert ["another chakra-capture session" in r.getMessage() for r in caplog.records] == [True]
+    assert len(manifest(tmp_path)["faults"]) == 1
+    with capture(phases_only(tmp_path)) as later:
+        assert later.times_phases
+
+
+def test_a_fault_closes_the_file_and_the_next_training_is_timed_again(tmp_path, caplog):
+    for _ in range(2):
+        with capture(phases_only(tmp_path)) as session:
+            before = sorted(os.readlink(f"/proc/self/fd/{name}") for name in files_in_use())
+            session.measures({1: 2})  # no name at all
+            for _ in session.steps(range(2)):
+                pass
+        assert str(tmp_path / f"{PHASES}.part") in before
+        assert not [name for name in files_in_use() if PHASES in os.readlink(f"/proc/self/fd/{name}")]
+    with capture(phases_only(tmp_path)) as session:
+        for _ in session.steps(range(2)):
+            pass
+    assert [line["kind"] for line in lines(tmp_path)][-4:] == ["open", "step", "step", "close"]
+    assert len(caplog.records) == 2
+
+
+def files_in_use() -> list[str]:
+    return [name for name in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{name}")]
+
+
 def test_no_more_steps_are_recorded_than_asked_for(tmp_path):
     with capture(phases_only(tmp_path, max_recorded_steps=3)) as session:
         for _ in session.steps(range(9)):
