@@ -1,12 +1,13 @@
 """Where the time of all steps goes: the phases of steps, what comes between them, and how much is accounted for."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
 from chakra_capture.annotations import BETWEEN_STEPS, PHASE_NAMES
-from chakra_capture.trace.phase_records import PhaseRecords
+from chakra_capture.trace.phase_records import PhaseRecords, Untimed
 from chakra_capture.trace.schema import Column
 
 RESIDUAL, OTHER = "residual", "other"
@@ -17,10 +18,13 @@ SCHEMA = (
     Column("phase", pl.String, "name of the phase; residual: of a step, in no phase; other: between, in no phase"),
     Column("num_steps", pl.Int64, "steps with this phase"),
     Column(
-        "mean_ns", pl.Float64, "mean over all steps, one without the phase counting as 0; null = not measured", "ns"
+        "mean_ns",
+        pl.Float64,
+        "mean over steps where it is timed, one without it counting as 0; null = not measured",
+        "ns",
     ),
     Column("median_ns", pl.Float64, "median over the same steps", "ns"),
-    Column("p90_ns", pl.Float64, "time that 9 of 10 steps do not exceed (nearest rank)", "ns"),
+    Column("p90_ns", pl.Float64, "shortest time that 9 of 10 steps do not exceed (nearest rank)", "ns"),
     Column("share", pl.Float64, "of the wall time of these steps and the time before each"),
     Column("device_mean_ns", pl.Float64, "mean on the device's own time line, over steps where it is known", "ns"),
 )
@@ -87,10 +91,19 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         (pl.col("gap_ns") + pl.col("inside_ns") - pl.col("between_ns")).alias(OTHER),
     )  # fmt: skip
     total = int(wall["wall_ns"].sum())
-    rows = [
-        _row(parts, place, name, num, total, records.measured)
-        for place, name in _names(parts, records.measured)
-    ]  # fmt: skip
+    untimed = Untimed(records)
+    found = {(part[0], part[1]): table for part, table in parts.partition_by("place", "phase", as_dict=True).items()}
+    rows, partly = [], []
+    not_measured = {}
+    for place, name in _names(found, untimed.names):
+        mine = found.get((place, name), parts.clear())
+        num_timed = _num_timed(mine, counted["row"], untimed, name)
+        rows.append(_row(place, name, mine, num_timed, total))
+        why = untimed.reasons.get(name)
+        if not num_timed and why is not None:
+            not_measured[name] = why
+        elif 0 < num_timed < num and place == _usual_place(name):
+            partly.append(f"{name} is timed in {num_timed} of {num} steps" + (f": {why}" if why else ""))
     rows.insert(_end_of_step(rows), _rest("step", RESIDUAL, rests[RESIDUAL], total))
     rows.append(_rest("between", OTHER, rests[OTHER], total))
     accounted = total - int(rests[RESIDUAL].sum()) - int(rests[OTHER].sum())
@@ -103,8 +116,8 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         step_median_ns=_number(rests["work_ns"].median()),
         wall_ns=total,
         coverage=accounted / total if total else None,
-        not_measured={name: why for name, why in records.measured.items() if why is not None},
-        notes=tuple(_notes(records, whole)),
+        not_measured=not_measured,
+        notes=(*_notes(records, whole), *partly),
     )
 
 
@@ -116,8 +129,9 @@ def _notes(records: PhaseRecords, whole: pl.DataFrame) -> list[str]:
         notes.append(f"{skipped} steps ended without their update (update_skipped)")
     if partial := records.steps.height - whole.height:
         notes.append(f"{partial} steps were cut short; their times are in no row")
-    for step, batches, why in records.dropped[:_MOST_DROPPED]:
-        notes.append(f"batches {', '.join(map(str, batches[:8]))} before step {step} came to nothing: {why}")
+    for step, batches, number, why in records.dropped[:_MOST_DROPPED]:
+        more = f" and {number - len(batches[:8])} more" if number > len(batches[:8]) else ""
+        notes.append(f"batches {', '.join(map(str, batches[:8]))}{more} before step {step} came to nothing: {why}")
     if len(records.dropped) > _MOST_DROPPED:
         notes.append(f"... and {len(records.dropped) - _MOST_DROPPED} such groups more")
     if records.num_unreadable:
@@ -140,26 +154,29 @@ def _place(sums: pl.DataFrame, place: str, name: str) -> pl.DataFrame:
     return sums.filter(pl.col("place") == place).select("row", pl.col("dur_ns").alias(name))
 
 
-def _names(parts: pl.DataFrame, measured: dict[str, str | None]) -> list[tuple[str, str]]:
-    """Every phase found or known, in the order of a step."""
-    found = {*parts.select("place", "phase").unique().iter_rows()}
-    found |= {("between" if name in BETWEEN_STEPS else "step", name) for name in measured}
+def _usual_place(name: str) -> str:
+    return "between" if name in BETWEEN_STEPS else "step"
+
+
+def _names(found: Iterable[tuple[str, str]], named: Iterable[str]) -> list[tuple[str, str]]:
+    """Every phase found or named, in the order of a step."""
     known = [*PHASE_NAMES, *BETWEEN_STEPS]
 
     def order(entry: tuple[str, str]) -> tuple[bool, int, str]:
         place, name = entry
         return place == "between", known.index(name) if name in known else len(known), name
 
-    return sorted(found, key=order)
+    return sorted({*found, *((_usual_place(name), name) for name in named)}, key=order)
 
 
-def _row(
-    parts: pl.DataFrame, place: str, name: str, num: int, total: int, measured: dict[str, str | None]
-) -> tuple[object, ...]:
-    mine = parts.filter((pl.col("place") == place) & (pl.col("phase") == name))
-    if mine.is_empty() and measured.get(name) is not None:
-        return place, name, 0, None, None, None, None, None
-    times = pl.concat([mine["dur_ns"], pl.repeat(0, num - mine.height, dtype=pl.Int64, eager=True)])
+def _num_timed(mine: pl.DataFrame, counted: pl.Series, untimed: Untimed, name: str) -> int:
+    """In how many steps a phase was timed, whether they have it or not."""
+    num_untimed, num_found_there = (int(untimed.mask(name, rows).sum()) for rows in (counted, mine["row"]))
+    return counted.len() - (num_untimed - num_found_there)
+
+
+def _row(place: str, name: str, mine: pl.DataFrame, num_timed: int, total: int) -> tuple[object, ...]:
+    times = pl.concat([mine["dur_ns"], pl.repeat(0, num_timed - mine.height, dtype=pl.Int64, eager=True)])
     device = mine.filter(pl.col("on_device"))["device_ns"].mean()
     return place, name, mine.height, *_statistics(times, total), device
 
@@ -171,7 +188,7 @@ def _rest(place: str, name: str, times: pl.Series, total: int) -> tuple[object, 
 def _statistics(times: pl.Series, total: int) -> tuple[float | None, ...]:
     if times.is_empty():
         return None, None, None, None
-    high = times.quantile(0.9, "higher")
+    high = times.sort()[(9 * times.len() + 9) // 10 - 1]
     return _number(times.mean()), _number(times.median()), high, int(times.sum()) / total if total else None
 
 

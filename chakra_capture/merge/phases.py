@@ -3,7 +3,7 @@
 import polars as pl
 
 from chakra_capture.annotations import PHASE_NAMES
-from chakra_capture.trace.phase_records import PhaseRecords
+from chakra_capture.trace.phase_records import PhaseRecords, Untimed
 
 # Of several trainings with a step of one number it is the one that began then; annotation and span are microseconds
 # apart, and wall clocks are stepped by less.
@@ -39,12 +39,17 @@ def _nearest(rows: pl.DataFrame, recorded: pl.DataFrame) -> pl.DataFrame:
 
 def _sums(records: PhaseRecords, found: pl.DataFrame) -> pl.DataFrame:
     phases = records.phases.filter(~pl.col("in_gap"))
-    in_step = found.select("at", "row", "dur_ns", "update_skipped")
+    in_step, untimed = found.select("at", "row", "dur_ns", "update_skipped"), Untimed(records)
     for name in PHASE_NAMES:
         times = phases.filter(pl.col("phase") == name).select("row", pl.col("dur_ns").alias(f"{name}_ns"))
         in_step = in_step.join(times, on="row", how="left", validate="m:1")
-        if name in records.measured and records.measured[name] is None:
-            in_step = in_step.with_columns(pl.col(f"{name}_ns").fill_null(0))
+        is_timed = pl.lit(~untimed.mask(name, in_step["row"]))
+        in_step = in_step.with_columns(
+            pl.when(pl.col(f"{name}_ns").is_null() & is_timed)
+            .then(0)
+            .otherwise(pl.col(f"{name}_ns"))
+            .alias(f"{name}_ns")
+        )
     named = phases.group_by("row").agg(pl.col("dur_ns").sum().alias("named_ns"))
     in_step = in_step.join(named, on="row", how="left", validate="m:1").with_columns(pl.col("named_ns").fill_null(0))
     return in_step.select(

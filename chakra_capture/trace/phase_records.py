@@ -4,6 +4,7 @@ The process that writes may be killed at any moment, so a last line may be cut; 
 and counted.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,13 @@ from chakra_capture.errors import TraceFileError
 
 # Sums of three of them stay within 64 bits.
 _Count = Annotated[int, msgspec.Meta(ge=-(2**61), le=2**61)]
+# A duration, or how often; a year has fewer ns.
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=2**55)]
+# The training half writes 65 names at most; with more, a line is none of ours, and neither is one of further names.
+_MOST_IN_LINE, _MOST_NAMES = 65, 1000
+_MOST_BATCHES = 64
+# Rows that are held as Python objects at a time.
+_BLOCK = 100_000
 # Longer than any line of ours, whose spans are bounded.
 _MOST_BYTES = 1 << 20
 
@@ -60,23 +68,26 @@ class _Open(_Line, tag="open"):
 
 
 class _Measures(_Line, tag="measures"):
-    phases: dict[str, str | None]
+    phases: Annotated[dict[str, str | None], msgspec.Meta(max_length=_MOST_IN_LINE)]
+
+
+_Phases = Annotated[dict[str, tuple[_Amount, _Amount]], msgspec.Meta(max_length=_MOST_IN_LINE)]
 
 
 class _Gap(msgspec.Struct):
-    ns: _Count
-    phases: dict[str, tuple[_Count, _Count]]
+    ns: _Amount
+    phases: _Phases
 
 
 class _Step(_Line, tag="step"):
     step: _Count
     begin_ns: _Count
-    ns: _Count
-    phases: dict[str, tuple[_Count, _Count]]
+    ns: _Amount
+    phases: _Phases
     gap: _Gap | None = None
     flags: list[str] = msgspec.field(default_factory=list)
     device_ns: dict[str, _Count] | None = None
-    rss_bytes: _Count | None = None
+    rss_bytes: _Amount | None = None
 
 
 class _Dropped(_Line, tag="dropped"):
@@ -106,8 +117,9 @@ class PhaseRecords:
         steps: one row per step, in the order they ended (``STEPS_SCHEMA``); ``fit`` counts trainings of the
             process, ``ts_ns`` is the begin on the Unix clock as it stood when the training or its window began.
         phases: one row per phase of a step, or of the time before it (``in_gap``); ``row`` is the step's row.
-        measured: for each phase that the training half knows how to time, None, or why it is not measured.
-        dropped: (step, batches, why) of batches whose gradients came to nothing.
+        measured: (fit, row, phase, None or why it is not measured) from that row of ``steps`` to the end of its fit, or
+            until more is said of the phase.
+        dropped: (step, batches, why) of batches whose gradients came to nothing; the first batches, and how many.
         is_closed: the last training was followed to its end.
         num_unreadable: lines that are not what this project writes; a cut last line is not among them.
         is_cut: the last line is cut.
@@ -118,11 +130,61 @@ class PhaseRecords:
     world_size: int | None = None
     steps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEPS_SCHEMA))
     phases: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=PHASES_SCHEMA))
-    measured: dict[str, str | None] = field(default_factory=dict)
-    dropped: list[tuple[int, tuple[int, ...], str]] = field(default_factory=list)
+    measured: list[tuple[int, int, str, str | None]] = field(default_factory=list)
+    dropped: list[tuple[int, tuple[int, ...], int, str]] = field(default_factory=list)
     is_closed: bool = False
     num_unreadable: int = 0
     is_cut: bool = False
+
+
+class Untimed:
+    """In which steps each phase that a file names was not timed, so that its absence says nothing.
+
+    A phase is timed where the training half says so, or, if nothing is said of it in a training, where any step of
+    that training has it.
+    """
+
+    def __init__(self, records: PhaseRecords) -> None:
+        rows = records.steps.with_row_index("row")
+        bounds = rows.group_by("fit").agg(pl.col("row").min().alias("first"), pl.col("row").max() + 1)
+        self._fits = {fit: (first, end) for fit, first, end in bounds.iter_rows()}
+        self._num_steps = rows.height
+        said: dict[str, dict[int, list[tuple[int, str | None]]]] = defaultdict(dict)
+        self.reasons: dict[str, str | None] = {}
+        for fit, row, name, why in records.measured:
+            said[name].setdefault(fit, []).append((row, why))
+            self.reasons[name] = why
+        seen = records.phases.select("row", "phase").join(rows.select("row", "fit"), on="row", validate="m:1")
+        for fit, name in seen.select("fit", "phase").unique().iter_rows():
+            said[name].setdefault(fit, [])
+        self._ranges = {name: list(self._untimed(fits)) for name, fits in said.items()}
+
+    @property
+    def names(self) -> list[str]:
+        """Every phase that the file names."""
+        return list(self._ranges)
+
+    def mask(self, name: str, rows: pl.Series) -> pl.Series:
+        """Say for each row whether the phase was not timed in it."""
+        ranges = self._ranges.get(name, [range(self._num_steps)])
+        starts = pl.Series([each.start for each in ranges], dtype=pl.UInt32)
+        ends = pl.Series([0, *(each.stop for each in ranges)], dtype=pl.UInt32)
+        return rows < ends.gather(starts.search_sorted(rows, side="right"))
+
+    def _untimed(self, fits: dict[int, list[tuple[int, str | None]]]) -> Iterator[range]:
+        at = 0
+        for fit in sorted(fits.keys() & self._fits.keys()):
+            first, end = self._fits[fit]
+            if at < first:
+                yield range(at, first)
+            # What is said first holds from the beginning: it is said when the phase could first have come.
+            bounds = [first, *(row for row, _ in fits[fit][1:]), end]
+            for (_, why), start, stop in zip(fits[fit], bounds, bounds[1:], strict=False):
+                if why is not None and start < stop:
+                    yield range(start, stop)
+            at = end
+        if at < self._num_steps:
+            yield range(at, self._num_steps)
 
 
 def read_phases(path: Path) -> PhaseRecords:
@@ -140,8 +202,7 @@ def read_phases(path: Path) -> PhaseRecords:
         raise TraceFileError(
             f"{path} cannot be read: {fault.strerror or fault}. Give the trace_dir of a run that recorded phases."
         ) from fault
-    records.steps = pl.DataFrame(rows.steps, schema=STEPS_SCHEMA, orient="row")
-    records.phases = pl.DataFrame(rows.phases, schema=PHASES_SCHEMA, orient="row")
+    records.steps, records.phases = rows.steps.table(), rows.phases.table()
     return records
 
 
@@ -158,6 +219,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> None:
     try:
         line = _DECODER.decode(text)
+        rows.check_names(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if is_whole:
             records.num_unreadable += 1
@@ -167,40 +229,92 @@ def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> 
     records.is_closed = False
     match line:
         case _Open():
-            rows.fit += 1
-            rows.set_clock(line)
+            rows.begin_fit(line)
             records.rank, records.run_id, records.world_size = line.rank, line.run_id, line.world_size
         case _Measures():
-            records.measured.update(line.phases)
+            records.measured += rows.news(line)
         case _Step():
             rows.add(line)
         case _Dropped():
-            records.dropped.append((line.step, tuple(line.batches), line.why))
+            records.dropped.append((line.step, tuple(line.batches[:_MOST_BATCHES]), len(line.batches), line.why))
         case _Anchor():
             rows.set_clock(line)
         case _Close():
             records.is_closed = True
 
 
+class _Table:
+    """Collects rows; what is there goes into columns from time to time, which take a tenth of the memory."""
+
+    def __init__(self, schema: pl.Schema) -> None:
+        self._schema = schema
+        self._blocks: list[pl.DataFrame] = []
+        self._rows: list[tuple[Any, ...]] = []
+        self.height = 0
+
+    def add(self, *row: Any) -> None:
+        self._rows.append(row)
+        self.height += 1
+        if len(self._rows) >= _BLOCK:
+            self._pack()
+
+    def table(self) -> pl.DataFrame:
+        self._pack()
+        return pl.concat(self._blocks)
+
+    def _pack(self) -> None:
+        self._blocks.append(pl.DataFrame(self._rows, schema=self._schema, orient="row"))
+        self._rows = []
+
+
 class _Rows:
     def __init__(self) -> None:
-        self.fit = -1
+        self._fit = -1
         self._offset_ns: int | None = None
-        self.steps: list[tuple[Any, ...]] = []
-        self.phases: list[tuple[Any, ...]] = []
+        self._names: set[str] = set()
+        self._measured: dict[str, str | None] = {}
+        self.steps, self.phases = _Table(STEPS_SCHEMA), _Table(PHASES_SCHEMA)
+
+    def check_names(self, line: _Line) -> None:
+        """Refuse a line with names that the training half, which knows a few, cannot have written.
+
+        Raises:
+            msgspec.DecodeError: there are too many.
+        """
+        found = [line.phases] if isinstance(line, _Step | _Measures) else []
+        if isinstance(line, _Step) and line.gap is not None:
+            found.append(line.gap.phases)
+        for phases in found:
+            if phases.keys() <= self._names:
+                continue
+            if len(self._names | phases.keys()) > _MOST_NAMES:
+                raise msgspec.DecodeError("too many names")
+            self._names |= phases.keys()
+
+    def begin_fit(self, line: _Open) -> None:
+        self._fit += 1
+        self._measured = {}
+        self.set_clock(line)
 
     def set_clock(self, line: _Open | _Anchor) -> None:
         if line.unix_ns is not None and line.monotonic_ns is not None:
             self._offset_ns = line.unix_ns - line.monotonic_ns
 
+    def news(self, line: _Measures) -> list[tuple[int, int, str, str | None]]:
+        """What a line says that was not said before in this fit."""
+        missing = object()
+        told = [(name, why) for name, why in line.phases.items() if self._measured.get(name, missing) != why]
+        self._measured.update(told)
+        return [(self._fit, self.steps.height, name, why) for name, why in told]
+
     def add(self, line: _Step) -> None:
-        row, device = len(self.steps), line.device_ns or {}
+        row, device = self.steps.height, line.device_ns or {}
         gap_ns = line.gap.ns if line.gap is not None else None
         flags = [name in line.flags for name in ("profiled", "first", "partial", "update_skipped")]
         whole = device.get(_WHOLE_STEP)
         ts = None if self._offset_ns is None else line.begin_ns + self._offset_ns
-        self.steps.append((self.fit, line.step, line.begin_ns, ts, line.ns, gap_ns, *flags, line.rss_bytes, whole))
+        self.steps.add(self._fit, line.step, line.begin_ns, ts, line.ns, gap_ns, *flags, line.rss_bytes, whole)
         for name, (ns, calls) in line.phases.items():
-            self.phases.append((row, False, name, ns, calls, device.get(name)))
+            self.phases.add(row, False, name, ns, calls, device.get(name))
         for name, (ns, calls) in line.gap.phases.items() if line.gap is not None else ():
-            self.phases.append((row, True, name, ns, calls, None))
+            self.phases.add(row, True, name, ns, calls, None)

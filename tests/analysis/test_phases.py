@@ -1,6 +1,5 @@
 """The summary of phases against sums done by hand, and against plain Python over random steps."""
 
-import math
 import statistics
 from typing import Any
 
@@ -15,18 +14,21 @@ from chakra_capture.trace.phase_records import PHASES_SCHEMA, STEPS_SCHEMA, Phas
 BETWEEN = ("validation", "checkpoint", "callbacks")
 
 
-def records(steps: list[dict[str, Any]], **more: Any) -> PhaseRecords:
-    """Steps of {"ns", "gap", "phases": {name: ns}, "gap_phases": {name: ns}, "flags"}."""
+def records(
+    steps: list[dict[str, Any]], *, measured: dict[str, str | None] | None = None, news: Any = (), **more: Any
+) -> PhaseRecords:
+    """Steps of {"ns", "gap", "phases": {name: ns}, "gap_phases": {name: ns}, "flags", "fit"}."""
     rows, phases = [], []
     for number, step in enumerate(steps):
         flags = [flag in step.get("flags", ()) for flag in ("profiled", "first", "partial", "update_skipped")]
-        rows.append((0, number, 0, None, step["ns"], step.get("gap", 0), *flags, None, None))
+        rows.append((step.get("fit", 0), number, 0, None, step["ns"], step.get("gap", 0), *flags, None, None))
         for in_gap, key in ((False, "phases"), (True, "gap_phases")):
             phases += [(number, in_gap, name, ns, 1, None) for name, ns in step.get(key, {}).items()]
     return PhaseRecords(
         steps=pl.DataFrame(rows, schema=STEPS_SCHEMA, orient="row"),
         phases=pl.DataFrame(phases, schema=PHASES_SCHEMA, orient="row"),
         is_closed=True,
+        measured=[*((0, 0, name, why) for name, why in (measured or {}).items()), *news],
         **more,
     )
 
@@ -69,6 +71,62 @@ def test_one_missing_forward_in_a_hundred_steps_is_99_of_100():
     assert (row["num_steps"], row["mean_ns"], row["median_ns"]) == (99, 3.96, 4)
 
 
+def row_of(summary: Any, name: str) -> tuple[Any, ...]:
+    (row,) = summary.table.filter(pl.col("phase") == name).iter_rows(named=True)
+    return row["num_steps"], row["mean_ns"], row["median_ns"], row["p90_ns"]
+
+
+def test_steps_in_which_a_phase_was_not_timed_are_no_zeros():
+    steps = [{"ns": 10, "phases": {"forward": 4} if number < 20 else {}} for number in range(100)]
+    why = "the inferer was replaced"
+    found = phase_summary(records(steps, measured={"forward": None}, news=[(0, 25, "forward", why)]))
+    assert row_of(found, "forward") == (20, 20 * 4 / 25, 4, 4)
+    assert found.notes == (f"forward is timed in 25 of 100 steps: {why}",)
+    assert found.not_measured == {}
+    again = phase_summary(records(steps, news=[(0, 0, "forward", why), (0, 60, "forward", None)]))
+    assert row_of(again, "forward")[:2] == (20, 80 / 60)  # those that have it, and the 40 from the 60th on
+
+
+def test_a_training_that_times_other_phases_adds_no_zeros_to_those_of_the_first():
+    steps = [{"ns": 10, "phases": {"forward": 4}, "fit": 0} for _ in range(10)]
+    steps += [{"ns": 10, "phases": {"iteration": 6} if number else {}, "fit": 1} for number in range(10)]
+    found = phase_summary(
+        records(steps, measured={"forward": None, "optimizer": None}, news=[(1, 10, "h2d", "no device")])
+    )
+    assert row_of(found, "forward") == (10, 4, 4, 4)
+    assert row_of(found, "iteration") == (9, 5.4, 6, 6)
+    assert row_of(found, "optimizer") == (0, 0, 0, 0)
+    assert row_of(found, "h2d") == (0, None, None, None)
+    assert found.not_measured == {"h2d": "no device"}
+    assert found.notes == tuple(f"{name} is timed in 10 of 20 steps" for name in ("forward", "optimizer", "iteration"))
+
+
+EVENTS = st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=4)
+
+
+@given(st.lists(st.tuples(st.lists(st.booleans(), max_size=4), EVENTS), min_size=1, max_size=4))
+def test_in_which_steps_a_phase_was_timed_is_what_going_through_the_file_line_by_line_says(fits):
+    steps, news, timed = [], [], []
+    for fit, (has_forward, events) in enumerate(fits):
+        first = len(steps)
+        said = sorted(events, key=lambda event: event[0])
+        news += [
+            (fit, first + at, "forward", None if is_timed else "no") for at, is_timed in said if at <= len(has_forward)
+        ]
+        for place, has in enumerate(has_forward):
+            steps.append({"ns": 9, "phases": {"forward": 4} if has else {}, "fit": fit})
+            before = [is_timed for at, is_timed in said if at <= place and at <= len(has_forward)]
+            known = [is_timed for at, is_timed in said if at <= len(has_forward)]
+            state = before[-1] if before else known[0] if known else any(has_forward)
+            timed.append(4 * has if state or has else None)
+    found = phase_summary(records(steps, news=news))
+    times = [time for time in timed if time is not None]
+    if times and (news or 4 in times):
+        assert row_of(found, "forward")[:2] == (times.count(4), pytest.approx(statistics.fmean(times)))
+    elif news:
+        assert row_of(found, "forward")[1] is None
+
+
 def test_first_profiled_and_partial_steps_do_not_count_where_others_do():
     kinds = [(1000, ("first",)), (500, ("profiled",)), (10, ()), (7, ("partial",))]
     steps = [{"ns": ns, "flags": flags} for ns, flags in kinds]
@@ -81,14 +139,16 @@ def test_first_profiled_and_partial_steps_do_not_count_where_others_do():
 
 
 def test_without_steps_nothing_is_measured():
-    found = phase_summary(PhaseRecords(measured={"forward": None}))
+    found = phase_summary(PhaseRecords(measured=[(0, 0, "forward", None)]))
     assert (found.num_steps, found.coverage, found.step_mean_ns) == (0, None, None)
     assert found.table["mean_ns"].null_count() == found.table.height
 
 
 def test_what_came_to_nothing_and_skipped_updates_are_said():
     found = phase_summary(
-        records([{"ns": 1, "flags": ("update_skipped",)}, {"ns": 1}], dropped=[(2, (4, 5), "zeroed")], num_unreadable=3)
+        records(
+            [{"ns": 1, "flags": ("update_skipped",)}, {"ns": 1}], dropped=[(2, (4, 5), 2, "zeroed")], num_unreadable=3
+        )
     )
     assert found.notes == (
         "1 steps ended without their update (update_skipped)",
@@ -114,7 +174,9 @@ def test_the_same_as_plain_python(found):
         if any(name in inside for inside, *_ in found):
             assert rows["step", name]["mean_ns"] == pytest.approx(statistics.fmean(times))
             assert rows["step", name]["median_ns"] == statistics.median(times)
-            assert rows["step", name]["p90_ns"] == sorted(times)[math.ceil(0.9 * (len(times) - 1))]
+            assert rows["step", name]["p90_ns"] == min(
+                t for t in times if sum(x <= t for x in times) * 10 >= 9 * len(times)
+            )
     for name in BETWEEN:
         times = [inside.get(name, 0) + gap.get(name, 0) for inside, gap, _, _ in found]
         if any(name in inside or name in gap for inside, gap, *_ in found):

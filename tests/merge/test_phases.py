@@ -31,7 +31,7 @@ def recorded(*rows: tuple[int, int, dict[str, int]], measured: dict[str, str | N
     return PhaseRecords(
         steps=pl.DataFrame(table, schema=STEPS_SCHEMA, orient="row"),
         phases=pl.DataFrame(phases, schema=PHASES_SCHEMA, orient="row"),
-        measured=measured,
+        measured=[(0, 0, name, why) for name, why in measured.items()],
     )
 
 

@@ -38,8 +38,8 @@ def read(content: bytes):
 def test_every_line_comes_to_its_place():
     found = read(text(*ALL))
     assert (found.rank, found.run_id, found.world_size, found.is_closed) == (3, "r", 4, True)
-    assert found.measured == {"forward": None, "h2d": "no device"}
-    assert found.dropped == [(2, (4, 5), "zeroed")]
+    assert found.measured == [(0, 0, "forward", None), (0, 0, "h2d", "no device")]
+    assert found.dropped == [(2, (4, 5), 2, "zeroed")]
     assert (found.num_unreadable, found.is_cut) == (0, False)
     assert found.steps.rows() == [
         (0, 0, 100, 99, 50, 7, True, True, False, False, 1000, 40),
@@ -82,6 +82,9 @@ def test_cut_at_any_byte_the_lines_before_it_are_read():
     [
         b"{}", b"[]", b"null", b'{"kind":"other"}', b'{"kind":"step"}', b"\xff\xfe", b"{" * 5000, b"NaN",
         text({**FIRST, "ns": 2**80})[:-1], text({**FIRST, "step": "1"})[:-1],
+        text({**FIRST, "ns": -1})[:-1], text({**FIRST, "phases": {"forward": [-1, 1]}})[:-1],
+        text({**FIRST, "gap": {"ns": -7, "phases": {}}})[:-1],
+        text({**FIRST, "phases": {f"p{number}": [1, 1] for number in range(66)}})[:-1],
         text({**FIRST, "phases": {"a": [1]}})[:-1],
         text({**FIRST, "gap": 3})[:-1], b'{"kind":"step","step":1e999,"begin_ns":0,"ns":0,"phases":{}}',
     ],
@@ -89,6 +92,34 @@ def test_cut_at_any_byte_the_lines_before_it_are_read():
 def test_a_line_that_is_none_of_ours_is_counted_and_costs_itself_alone(line):
     found = read(text(OPEN) + line + b"\n" + text(SECOND))
     assert (found.num_unreadable, found.steps["step"].to_list(), found.is_cut) == (1, [1], False)
+
+
+def test_what_is_measured_holds_from_the_step_it_is_said_at_and_each_training_says_it_anew():
+    forward, none = {"kind": "measures", "phases": {"forward": "replaced"}}, {"kind": "measures", "phases": {}}
+    found = read(text(OPEN, MEASURES, FIRST, MEASURES, SECOND, forward, none, OPEN, MEASURES, FIRST))
+    assert found.measured == [
+        (0, 0, "forward", None), (0, 0, "h2d", "no device"), (0, 2, "forward", "replaced"),
+        (1, 2, "forward", None), (1, 2, "h2d", "no device"),
+    ]  # fmt: skip
+
+
+def test_names_without_end_cost_their_lines_and_no_memory():
+    lines = [
+        {**SECOND, "step": number, "phases": {f"{number}-{at}": [1, 1] for at in range(50)}} for number in range(90)
+    ]
+    found = read(text(OPEN, *lines, {**SECOND, "phases": {"0-0": [2, 1]}}))
+    assert (found.num_unreadable, found.phases["phase"].n_unique()) == (70, 1000)
+    assert found.steps["step"].to_list() == [*range(20), 1]
+
+
+def test_of_batches_that_came_to_nothing_the_first_are_kept_and_all_are_counted():
+    assert read(text({**DROPPED, "batches": list(range(5000))})).dropped == [(2, tuple(range(64)), 5000, "zeroed")]
+
+
+def test_a_long_file_is_read_as_a_short_one():
+    num = 100_003  # more than one block of rows
+    found = read(text(OPEN) + b"".join(text({**SECOND, "step": number}) for number in range(num)))
+    assert found.steps["step"].to_list() == list(range(num))
 
 
 def test_a_line_without_an_end_is_not_held_in_memory():
