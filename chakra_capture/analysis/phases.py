@@ -117,8 +117,18 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         wall_ns=total,
         coverage=accounted / total if total else None,
         not_measured=not_measured,
-        notes=(*_notes(records, whole), *partly),
+        notes=(*_flagged(counted), *_notes(records, whole), *partly),
     )
+
+
+def _flagged(counted: pl.DataFrame) -> list[str]:
+    """Say of steps that count for want of others what they are."""
+    kinds = {
+        "profiled": "under the profiler, which makes small ops several times slower",
+        "first": "first of a training",
+    }
+    numbers = {kind: int(counted[kind].sum()) for kind in kinds}
+    return [f"{numbers[kind]} of these steps: {what}" for kind, what in kinds.items() if numbers[kind]]
 
 
 def _notes(records: PhaseRecords, whole: pl.DataFrame) -> list[str]:

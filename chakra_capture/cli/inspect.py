@@ -34,8 +34,8 @@ def inspect(
     from chakra_capture.trace.discovery import find_run
 
     run = find_run(path, job)
-    manifests, merged = run.manifests, run.merged_ranks
-    numbers = sorted({files.rank for files in run.ranks} | set(merged) | set(manifests))
+    manifests, merged, phases = run.manifests, run.merged_ranks, run.phase_files
+    numbers = sorted({files.rank for files in run.ranks} | set(merged) | set(manifests) | set(phases))
     by_rank = {files.rank: files for files in run.ranks}
     rows: list[dict[str, Any]] = []
     for number in numbers:
@@ -50,6 +50,7 @@ def inspect(
                 "complete": head.complete if head else None,
                 "reason": (head.detail or head.reason) if head else None,
                 "merged": number in merged,
+                "phases": phases[number].name if number in phases else None,
             }
         )
     if json:
@@ -61,5 +62,6 @@ def inspect(
         state = {None: "no manifest", True: "complete", False: f"incomplete ({row['reason']})"}[row["complete"]]
         amount = "" if row["bytes"] is None else f"{row['windows']} window(s), {size(row['bytes'])}, "
         flags = (", unfinished files" if row["unfinished"] else "") + (", merged" if row["merged"] else ", not merged")
-        print_line(f"rank {row['rank']}: {amount}{steps}, {state}{flags}")
+        timed = ", phases" if row["phases"] else ""
+        print_line(f"rank {row['rank']}: {amount}{steps}, {state}{flags}{timed}")
     return EXIT_OK

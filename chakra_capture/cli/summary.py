@@ -80,12 +80,12 @@ def summary(
     run = find_run(path, job)
     _merge_stale(run)
     merged = run.merged_ranks
-    known = merged or run.phase_files
+    known = sorted({*merged, *run.phase_files})
     if rank is not None and rank not in known:
-        raise TraceFileError(
-            f"{path} has no merged rank {rank}; it has {number_ranges(list(known))}. Name one of them."
-        )
-    phases = {number: phase_summary(read_phases(file)) for number, file in run.phase_files.items()}
+        raise TraceFileError(f"{path} has no merged rank {rank}; it has {number_ranges(known)}. Name one of them.")
+    phases = {
+        number: phase_summary(read_phases(file)) for number, file in run.phase_files.items() if rank in (None, number)
+    }
     if not merged and not run.ranks and not phases:
         raise TraceFileError(run.why_empty)
     if not merged and run.ranks:
@@ -93,7 +93,6 @@ def summary(
             f"no rank of {path} could be merged. See the messages above, or run: chakra-capture merge {path}"
         )
     shown = [number for number in merged if rank in (None, number)]
-    phases = {number: found for number, found in phases.items() if rank in (None, number)}
     result = overview(run, [MergedTrace(number, merged[number]) for number in shown], phases)
     if json:
         print_json(result.as_json())

@@ -86,6 +86,11 @@ class Run:
         reasons = sorted({head.detail or head.reason or "unknown" for head in self.manifests.values()})
         why = f" ({', '.join(reasons)})" if reasons else ""
         others = f" Other runs here: {', '.join(self.other_jobs)}; choose one with --job." if self.other_jobs else ""
+        if self.phase_files:
+            return (
+                f"run {self.paths.job} in {self.paths.trace_dir} recorded phases but no traces{why}, so there is "
+                f"nothing to merge. See its phases with chakra-capture summary.{others}"
+            )
         return f"run {self.paths.job} in {self.paths.trace_dir} recorded no traces{why}.{others or ' Record it again.'}"
 
 
@@ -170,9 +175,17 @@ def _jobs(path: Path) -> dict[str, float]:
     for child in path.iterdir():
         match = layout.RUN_FOLDER_NAME.fullmatch(child.name)
         if match and match["part"] != layout.MERGED_FOLDER and child.is_dir():
-            times = [child.stat().st_mtime_ns, *(f.stat().st_mtime_ns for f in child.iterdir())]
+            times = [_written_ns(child), *map(_written_ns, child.iterdir())]
             jobs[match["job"]] = max(jobs.get(match["job"], 0), *times)
     return jobs
+
+
+def _written_ns(path: Path) -> int:
+    """When a file was last written; 0 of one that is gone: a running job gives its files their final names."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _own_run(path: Path, jobs: dict[str, float], job: str | None) -> Run:

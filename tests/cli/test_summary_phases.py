@@ -5,6 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from commands import Outcome, refused, run
+from recording.loops import work
+from recording.recorded import settings
+
+from chakra_capture import capture
 
 PHASES = {"forward": [40_000, 1], "optimizer": [10_000, 1]}
 
@@ -80,3 +84,37 @@ def test_names_of_phases_are_printed_as_plain_text(tmp_path):
     write(tmp_path, step(0, phases={"\x1bred[bold]": [1, 1], "x" * 100: [1, 1]}))
     assert "\x1b" not in run("summary", tmp_path).out
     assert any(line.startswith("  ") and "red[bold]" in line for line in shown(run("summary", tmp_path)))
+
+
+def test_a_run_of_phases_alone_is_told_from_an_empty_one(tmp_path):
+    write(tmp_path, step(0), {"kind": "close"})
+    write(tmp_path, step(0), rank=3, suffix=".part")
+    refused(run("merge", tmp_path), "recorded phases but no traces", "nothing to merge", "chakra-capture summary")
+    assert run("inspect", tmp_path).out.splitlines()[1:] == [
+        f"rank {rank}: steps not stated, no manifest, not merged, phases" for rank in (0, 3)
+    ]
+    rows = json.loads(run("inspect", tmp_path, "--json").out)["ranks"]
+    assert [row["phases"] for row in rows] == ["rank-0.jsonl", "rank-3.jsonl.part"]
+
+
+def test_a_rank_that_recorded_phases_alone_beside_one_with_traces_can_be_shown(tmp_path):
+    with capture(settings(tmp_path, 1, 1)) as session:
+        for _ in session.steps(range(3)):
+            work()
+    write(tmp_path, step(0), {"kind": "close"}, rank=1)
+    found = json.loads(run("summary", tmp_path, "--json", "--rank", "1").out)
+    assert ([*found["phases"]], found["ranks"]) == (["1"], [])
+    refused(run("summary", tmp_path, "--rank", "5"), "no merged rank 5", "it has 0-1")
+
+
+def test_a_file_that_gets_its_final_name_while_we_look_is_no_fault(tmp_path):
+    write(tmp_path, step(0), {"kind": "close"})
+    (tmp_path / "0_phases/rank-1.jsonl.part").symlink_to("gone")  # as one is that was listed and then renamed
+    assert any("forward" in line for line in shown(run("summary", tmp_path)))
+
+
+def test_steps_that_count_for_want_of_others_are_said_to_be_what_they_are(tmp_path):
+    write(tmp_path, step(0, flags=["first"]), step(1, flags=["profiled"]), {"kind": "close"})
+    text = " ".join(shown(run("summary", tmp_path)))
+    assert "1 of these steps: under the profiler" in text
+    assert "1 of these steps: first of a training" in text
