@@ -1,8 +1,8 @@
-"""A training made of sleeps of known phases, for truth_phases.py: it notes how long each sleep really was.
+"""A training made of sleeps of known phases, for truth_phases.py: it notes by its own clock how long each part took.
 
     truth_job.py CASE TOOL OUT.json      TOOL: ours | theirs (TraceML 0.5)
 
-OUT.json holds, of each update in order, how long the sleeps of each phase lasted, in ns.
+OUT.json holds, of each update in order, how long each phase took, and how long its sleeps alone, in ns.
 """
 
 import json
@@ -22,21 +22,29 @@ BATCHES, EPOCHS = 10, 3
 
 
 class Truth:
-    """Sleeps, and sums by update what each sleep took by the clock."""
+    """Sleeps, and sums by update what each part took by the clock."""
 
     def __init__(self) -> None:
         self.updates: list[dict[str, int]] = []
         self.gaps: list[int] = []
+        self.num_sleeps = self.overshoot_ns = self.backward_began = 0
         self._now: dict[str, int] = {}
 
-    def sleep(self, phase: str) -> None:
+    def sleep(self, seconds: float) -> None:
         start = time.perf_counter_ns()
-        time.sleep(SLEEPS[phase])
+        time.sleep(seconds)
+        self.num_sleeps += 1
+        self.overshoot_ns += time.perf_counter_ns() - start - round(seconds * 1e9)
+
+    def add(self, phase: str, start: int) -> None:
         self._now[phase] = self._now.get(phase, 0) + time.perf_counter_ns() - start
 
     def update(self) -> None:
         self.updates.append(self._now)
         self._now = {}
+
+    def begin_backward(self, _: object) -> None:
+        self.backward_began = time.perf_counter_ns()
 
     def drop(self) -> None:
         """What was done since the last update comes to nothing."""
@@ -44,11 +52,19 @@ class Truth:
 
     def gap(self) -> None:
         start = time.perf_counter_ns()
-        time.sleep(GAP)
+        self.sleep(GAP)
         self.gaps.append(time.perf_counter_ns() - start)
 
 
 TRUTH = Truth()
+
+
+def read_one() -> torch.Tensor:
+    start = time.perf_counter_ns()
+    TRUTH.sleep(SLEEPS["input_wait"])
+    row = torch.ones(1)
+    TRUTH.add("input_wait", start)
+    return row
 
 
 class Sized(Dataset):
@@ -56,55 +72,69 @@ class Sized(Dataset):
         return BATCHES
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        TRUTH.sleep("input_wait")
-        return torch.ones(1)
+        return read_one()
 
 
 class Unsized(IterableDataset):
     def __iter__(self) -> Iterator[torch.Tensor]:
         for _ in range(BATCHES):
-            TRUTH.sleep("input_wait")
-            yield torch.ones(1)
+            yield read_one()
 
 
 class Slow(torch.autograd.Function):
+    """Sleeps in both directions."""
+
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:
-        TRUTH.sleep("forward")
+        TRUTH.sleep(SLEEPS["forward"])
         return inputs.clone()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        TRUTH.sleep("backward")
+        TRUTH.sleep(SLEEPS["backward"])
         return gradient
 
 
 class Network(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(1, 1)
+        self.weight = torch.nn.Parameter(torch.ones(1))
+        # The last thing that runs backward.
+        self.weight.register_post_accumulate_grad_hook(lambda _: TRUTH.add("backward", TRUTH.backward_began))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return Slow.apply(self.layer(inputs))
+        start = time.perf_counter_ns()
+        outputs = Slow.apply(self.weight * inputs)
+        TRUTH.add("forward", start)
+        return outputs
 
 
 class Optimizer(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
-        TRUTH.sleep("optimizer")
-        found = super().step(closure)
+        # As torch's own: what a trainer gives as closure runs first.
+        loss = closure() if closure is not None else None
+        start = time.perf_counter_ns()
+        TRUTH.sleep(SLEEPS["optimizer"])
+        super().step()
+        TRUTH.add("optimizer", start)
         TRUTH.update()
-        return found
+        return loss
 
 
 def loss_of(outputs: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    TRUTH.sleep("residual")
-    return outputs.sum()
+    start = time.perf_counter_ns()
+    TRUTH.sleep(SLEEPS["residual"])
+    loss = outputs.sum()
+    # The first thing that runs backward.
+    loss.register_hook(TRUTH.begin_backward)
+    TRUTH.add("residual", start)
+    return loss
 
 
 def plain(tool: str, accumulation: int, is_sized: bool) -> None:
     network = Network()
     optimizer: Any = Optimizer(network.parameters(), lr=0.01)
-    loader: Any = DataLoader(Sized())
+    loader: Any = DataLoader(Sized(), batch_size=None)
     step: Callable[[], Any] = nullcontext
     if tool == "ours":
         from chakra_capture import phases
@@ -147,7 +177,7 @@ def monai(tool: str, accumulation: int, is_sized: bool) -> None:
     trainer = SupervisedTrainer(
         device=torch.device("cpu"),
         max_epochs=EPOCHS,
-        train_data_loader=DataLoader(Sized() if is_sized else Unsized(), batch_size=1),
+        train_data_loader=DataLoader(Sized() if is_sized else Unsized(), batch_size=None),
         prepare_batch=lambda batch, *_, **__: (batch, batch),
         network=network,
         optimizer=Optimizer(network.parameters(), lr=0.01),
@@ -204,7 +234,7 @@ def lightning(tool: str, accumulation: int, is_sized: bool) -> None:
         callbacks=[callback],
         **quiet,
     )
-    trainer.fit(Module(), DataLoader(Sized()))
+    trainer.fit(Module(), DataLoader(Sized(), batch_size=None))
 
 
 CASES: dict[str, tuple[Callable[[str, int, bool], None], int, bool]] = {
@@ -221,7 +251,8 @@ def main(case: str, tool: str, out: str) -> None:
     train, accumulation, is_sized = CASES[case]
     torch.set_num_threads(1)
     train(tool, accumulation, is_sized)
-    Path(out).write_text(json.dumps({"updates": TRUTH.updates, "gaps": TRUTH.gaps}))
+    overshoot = TRUTH.overshoot_ns / TRUTH.num_sleeps
+    Path(out).write_text(json.dumps({"updates": TRUTH.updates, "gaps": TRUTH.gaps, "overshoot_ns": overshoot}))
 
 
 if __name__ == "__main__":

@@ -5,9 +5,10 @@
     truth_phases.py --cases plain monai                   some of the trainings of truth_job.py
     truth_phases.py --traceml PYTHON --into README.md     and put the table there
 
-Each training sleeps in its dataset, forward, backward, optimizer and loss, notes how long each sleep really was, and
-is run once by each tool. What a tool says of a step less what the sleeps of that step took is its error. Steps are
-counted, and the first two are left out of the means: loading code is no sleep.
+Each training sleeps in its dataset, forward, backward, optimizer and loss, notes by its own clock how long each of them
+took, and is run once by each tool. What a tool says of a step less what the training says is its error. Steps are
+counted, and the first two are left out of the means. The residual of a framework holds work of its own, which the
+training cannot see: it is shown and not judged.
 Exit status: 0 every mean is within the bar and every step is there, 1 something is not, 2 a training does not run.
 """
 
@@ -22,7 +23,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from truth_job import CASES, SLEEPS
+from truth_job import CASES
 
 JOB = Path(__file__).with_name("truth_job.py")
 BAR_NS = 1_000_000
@@ -46,6 +47,7 @@ class Run:
     said: list[Step]
     gaps: list[float]
     said_gaps: list[float]
+    overshoot_ns: float
 
 
 def run(command: list[str], folder: Path) -> None:
@@ -69,7 +71,7 @@ def ours(case: str, folder: Path) -> Run:
         said.append({**{name: found[name] for name in PHASES if name in found}, "residual": rest})
     truth = json.loads(out.read_text())
     gaps = [line["gap"]["ns"] for line in steps[1:]]
-    return Run(truth["updates"], said, truth["gaps"], gaps)
+    return Run(truth["updates"], said, truth["gaps"], gaps, truth["overshoot_ns"])
 
 
 def theirs(case: str, folder: Path, python: Path) -> Run:
@@ -98,7 +100,8 @@ def theirs(case: str, folder: Path, python: Path) -> Run:
         }
         traced = events["_traceml_internal:step_time"]["cpu"]["duration_ms"] * 1e6
         said.append({**found, "residual": traced - sum(ns for name, ns in found.items() if name != "input_wait")})
-    return Run(json.loads(out.read_text())["updates"], said, [], [])
+    truth = json.loads(out.read_text())
+    return Run(truth["updates"], said, [], [], truth["overshoot_ns"])
 
 
 def errors(run: Run, phase: str) -> list[float]:
@@ -121,7 +124,7 @@ def judge(case: str, tool: str, run: Run) -> list[str]:
         off = errors(run, phase)
         if not off:
             found.append(f"{case}: {tool} say nothing of {phase}")
-        elif abs(statistics.mean(off)) > BAR_NS:
+        elif abs(statistics.mean(off)) > BAR_NS and (phase != "residual" or case == "plain"):
             found.append(f"{case}: {phase} of {tool} is {statistics.mean(off) / 1e6:+.3f} ms from the truth")
     return found
 
@@ -130,17 +133,14 @@ def rows(case: str, mine: Run, other: Run | None) -> list[str]:
     made = []
     for phase in PHASES:
         per_step = [truth.get(phase, 0) for truth in mine.truth[COLD_STEPS:]]
-        asked = SLEEPS[phase] * 1e9
-        num_sleeps = [1 if phase == "optimizer" else max(1, round(ns / asked)) for ns in per_step]
-        over = sum(per_step) / sum(num_sleeps) - asked
         made.append(
-            f"| {case} | {phase} | {statistics.mean(per_step) / 1e6:.3f} | {over / 1e6:+.3f} | "
+            f"| {case} | {phase} | {statistics.mean(per_step) / 1e6:.3f} | "
             f"{cell(errors(mine, phase))} | {cell(errors(other, phase)) if other else 'not run | '} |"
         )
     if len(mine.gaps) == len(mine.said) == len(mine.said_gaps) + 1:
         off = [said - true for said, true in zip(mine.said_gaps, mine.gaps, strict=False)][COLD_STEPS:]
         mean = statistics.mean(mine.gaps[COLD_STEPS:]) / 1e6
-        made.append(f"| {case} | between steps | {mean:.3f} | | {cell(off)} | not measured | |")
+        made.append(f"| {case} | between steps | {mean:.3f} | {cell(off)} | not measured | |")
     return made
 
 
@@ -161,12 +161,12 @@ def main(arguments: list[str]) -> int:
             wrong += judge(case, "theirs", second)
         counts.append(
             f"{case}: {len(first.truth)} updates, {len(first.said)} steps of ours, "
-            f"{len(second.said) if second else 'none'} of theirs"
+            f"{len(second.said) if second else 'none'} of TraceML's (a sleep is {first.overshoot_ns / 1e6:.2f} ms late)"
         )
         made = rows(case, first, second)
         print("\n".join([counts[-1], *made]), flush=True)
         table += made
-    columns = ["training", "phase", "truth ms", "a sleep's overshoot"]
+    columns = ["training", "phase", "truth, mean ms"]
     columns += [f"{tool} - truth, {kind}" for tool in ("ours", "TraceML") for kind in ("mean ms", "median ms")]
     head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     text = "\n".join([*head, *table, "", f"Steps: {'; '.join(counts)}."])
