@@ -13,6 +13,9 @@ from chakra_capture.annotations import BACKWARD, FORWARD
 
 # So many spans of one step, or of one gap, keep their bounds; the sums count all.
 _MOST_SPANS = 256
+# So many phases of one step are timed on the device; each takes two events of the driver's.
+_MOST_MARKS = 2048
+_NO_NAMES: frozenset[str] = frozenset()
 # So many names may there be; what has a further one is counted under the last.
 _MOST_NAMES = 64
 _OTHER_NAMES = "(other names)"
@@ -65,9 +68,10 @@ class Stretch:
         spans: (phase, begin, end) of each, inclusive, ns after ``begin_ns``; the first ones.
         num_spans_left_out: spans beyond those.
         marks: of its phases and of itself on the device's time line.
+        unmarked: phases of which the device knows a part alone: their time there is not known.
     """
 
-    __slots__ = ("begin_ns", "end_ns", "marks", "num_spans_left_out", "spans", "totals")
+    __slots__ = ("begin_ns", "end_ns", "marks", "num_spans_left_out", "spans", "totals", "unmarked")
 
     def __init__(self, begin_ns: int, totals: dict[str, Total] | None = None) -> None:
         self.begin_ns = begin_ns
@@ -75,6 +79,7 @@ class Stretch:
         self.totals: dict[str, Total] = {} if totals is None else totals
         self.spans: list[tuple[str, int, int]] = []
         self.marks: list[Marks] = []
+        self.unmarked = _NO_NAMES
 
 
 class _Open:
@@ -124,7 +129,7 @@ class Spans:
         # Activation checkpointing runs forwards again inside backward: that is backward's time.
         if name == FORWARD and self._stack and any(each.name == BACKWARD for each in self._stack):
             name = BACKWARD
-        mark = self._device.mark() if self._device is not None and self.step is not None else None
+        mark = self._next_mark() if self._device is not None and self.step is not None else None
         self._stack.append(_Open(name, self._clock(), mark))
 
     def end(self, name: str) -> None:
@@ -139,6 +144,10 @@ class Spans:
         if depth is not None:
             while len(stack) > depth:
                 self._close(now)
+
+    def _next_mark(self) -> Any:
+        assert self._device is not None
+        return self._device.mark() if len(self.stretch.marks) < _MOST_MARKS else None
 
     def _is_here(self) -> bool:
         """Whether the calling thread is the one that is followed: others (autograd's) run beside its phases."""
@@ -173,7 +182,10 @@ class Spans:
             outer.inner_ns += lasted
         if outer is None or outer.name != name:
             total.calls += 1
-        if entry.mark is not None:
+        if entry.mark is None:
+            if self._device is not None and self.step is not None:
+                self._leave_out(stretch, name)
+        else:
             self._note(stretch, name, entry.mark, outer.name if outer is not None and outer.mark else None)
         if len(stretch.spans) < _MOST_SPANS:
             first = stretch.begin_ns
@@ -184,7 +196,13 @@ class Spans:
     def _note(self, stretch: Stretch, name: str | None, first: Any, outer: str | None) -> None:
         assert self._device is not None
         last = self._device.mark()
-        if last is None:
-            self._device.release(first)
-        else:
+        if last is not None:
             stretch.marks.append(Marks(name, first, last, outer))
+            return
+        self._device.release(first)
+        if name is not None:
+            self._leave_out(stretch, name)
+
+    def _leave_out(self, stretch: Stretch, name: str) -> None:
+        # The phase around it cannot be told from it either.
+        stretch.unmarked |= {name, self._stack[-1].name} if self._stack else {name}

@@ -226,16 +226,18 @@ class StepPhases:
 
     def _device_times(self, stretch: Stretch) -> dict[str, int]:
         found: dict[str, int] = {}
+        unknown: set[str | None] = {*stretch.unmarked}
         for marks in stretch.marks:
             assert self._device is not None
             elapsed = self._device.elapsed_ns(marks.first, marks.last)
-            if elapsed is None:
-                continue
             name = _WHOLE if marks.name is None else marks.name
+            if elapsed is None:
+                unknown |= {name, marks.outer}
+                continue
             found[name] = found.get(name, 0) + elapsed
             if marks.outer is not None:
                 found[marks.outer] = found.get(marks.outer, 0) - elapsed
-        return found
+        return {name: elapsed for name, elapsed in found.items() if name not in unknown}
 
     def _memory(self) -> dict[str, Any]:
         found = {"rss_bytes": resident_bytes(), "device_bytes": self._device.memory() if self._device else None}

@@ -165,6 +165,31 @@ def test_a_mark_whose_other_end_falls_into_a_capture_is_given_back():
     assert (spans.end_step().marks, device.released) == ([], [1000, 1000])
 
 
+def test_a_phase_that_a_capture_hides_and_the_one_around_it_are_not_known_to_the_device():
+    clock = Clock()
+    device = Device(clock)
+    spans = Spans(clock, device)
+    spans.start_step(0)
+    for name in ("optimizer", "first", "second"):
+        spans.begin(name)
+    device.is_capturing = True
+    spans.end("second")
+    spans.begin("third")
+    device.is_capturing = False
+    for name in ("third", "first", "optimizer"):
+        spans.end(name)
+    step = spans.end_step()
+    assert step.unmarked == {"first", "second", "third"}
+    assert [marks.name for marks in step.marks] == ["first", "optimizer", None]
+
+
+def test_a_step_of_phases_without_end_puts_a_bounded_number_of_marks():
+    clock = Clock()
+    moves = [("begin", "mine"), ("end", "mine")] * 5000
+    _, step = run([("step", 0), *moves, ("begin", "last"), ("end", "last"), ("done", None)], Device(clock), clock)
+    assert (len(step.marks), step.unmarked, totals(step)["mine"]) == (2049, {"mine", "last"}, (0, 5000))
+
+
 NAMES = ("input_wait", "forward", "backward", "optimizer", "h2d")
 MOVES = st.lists(
     st.one_of(

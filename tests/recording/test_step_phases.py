@@ -311,6 +311,25 @@ def test_times_of_the_device_are_exclusive_too_and_a_phase_it_cannot_compare_is_
     assert times == [{"forward": 100, "optimizer": 200, "(step)": 500}, {}]
 
 
+@pytest.mark.parametrize("unknown", [(3, 4), (2, 5)])
+def test_a_phase_that_the_device_knows_in_part_has_no_time_there(tmp_path, unknown):
+    device = SlowDevice(after=0)
+    device.elapsed_ns = lambda first, last: None if (first, last) == unknown else 100 * (last - first)
+    phases = recorder(tmp_path, device=device)
+    phases.start_step(0)  # mark 1
+    phases.begin("optimizer")  # 2
+    phases.begin("forward")  # 3
+    phases.end("forward")  # 4
+    phases.end("optimizer")  # 5
+    phases.begin("backward")  # 6
+    phases.end("backward")  # 7
+    phases.end_step()  # 8
+    phases.close()
+    (line,) = lines(tmp_path, "step")
+    known = {"backward": 100, "(step)": 700}
+    assert line["device_ns"] == (known if unknown == (3, 4) else {**known, "forward": 100})
+
+
 def test_what_is_measured_and_what_came_to_nothing_is_said_in_order(tmp_path):
     phases = recorder(tmp_path, device=SlowDevice(after=10**9))
     phases.measures("forward")
