@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,7 +32,7 @@ def _environment() -> dict[str, str]:
 _WATCHED = {
     "ExecutionTraceObserver": "torch.profiler",
     "Patch": "chakra_capture.recording.patches",
-    "_Hook": "chakra_capture.integrations.hooks",
+    "_TimedCall": "chakra_capture.integrations.hooks",
     "OptimizerHooks": "chakra_capture.integrations.hooks",
     "StepFollower": "chakra_capture.integrations.lightning.steps",
 }
@@ -92,8 +91,8 @@ def _check_torch_is_free(observers: list[Any]) -> None:
 def _check_loops_are_unpatched(alive: dict[str, list[Any]]) -> None:
     left = [patch for patch in alive["Patch"] if not patch.is_undone]
     assert not left, f"still replaced: {[(type(patch._owner).__name__, patch._name) for patch in left]}"
-    hooked = [o for o in alive["_Hook"] if any(type(r) is OrderedDict for r in gc.get_referrers(o))]
-    assert not hooked, "a module is still hooked"
+    timed = [o for o in alive["_TimedCall"] if any(type(r) is dict for r in gc.get_referrers(o))]
+    assert not timed, "the calls of a module are still timed"
     assert not [o for o in alive["OptimizerHooks"] if o._handles], "an optimizer is still hooked"
     assert not [f for f in alive["StepFollower"] if f.is_attached], "a training loop is still patched"
     optimizer = sys.modules.get("torch.optim.optimizer")

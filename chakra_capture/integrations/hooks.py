@@ -1,15 +1,13 @@
-"""Hooks that time the calls of a module and of optimizers, where torch.compile, copies and pickles do not meet them."""
+"""Times the calls of a module and the steps of optimizers, where torch.compile, copies and pickles do not meet us."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from chakra_capture.annotations import FORWARD, OPTIMIZER
@@ -18,6 +16,7 @@ from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
 
 Undo = Callable[[], None]
+_CALL = "_compiled_call_impl"
 _METHODS = (MethodType, staticmethod, classmethod)
 
 
@@ -34,49 +33,31 @@ def time_calls(session: Session, name: str, owner: object, method: str) -> Undo:
     return Patch(owner, method, timed).undo
 
 
-class _Hook:
-    """What torch calls; a copy or a pickle of a module that is hooked holds something of Python's own instead."""
-
-    __slots__ = ("_call",)
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def __call__(self, *_: Any) -> None:
-        # A function that somebody has compiled, and that calls the module, is compiled as if we were not here.
-        if not is_compiling():
-            self._call()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (nullcontext(), "__exit__")
-
-
-class ForwardHooks:
+class ModuleCalls:
     """Times the calls of a module, or of its children, that a training step makes: each outermost call once.
 
     A child is a module that the module holds itself or in a list or dict of modules; what only deeper modules compute
-    is not seen. Modules are hooked up while a training step runs and no longer: torch scripts and graphs none that is.
+    is not seen. A module's calls are timed while a training step runs and no longer, in the place where torch puts the
+    compiled call of a module: what is being compiled never looks there, and copies and pickles leave it out.
 
     Args:
         session: what is told.
         module: the module that trains.
-        around: what it is called through, if anything.
+        around: what a training step calls it through (DDP, a compiled module), if anything.
     """
 
     def __init__(self, session: Session, module: torch.nn.Module, *, around: Sequence[torch.nn.Module] = ()) -> None:
         self._session = session
         self._module, self._around = module, around
-        self._tables: list[tuple[Any, Any]] = []  # of hooks before and after a call, of each module
-        self._id = 0
-        self._before, self._after = _Hook(self._begin), _Hook(self._end)
-        self._thread = self._depth = 0
-        self._is_wrapped_call = self._is_found = False
+        self._calls: list[tuple[dict[str, Any], Any, _TimedCall]] = []  # attributes, what they held, what they get
+        self._thread = 0
+        self._is_inside = self._is_wrapped_call = self._is_found = False
         self.has_run = False
 
     @property
-    def is_hooked(self) -> bool:
-        """Whether modules are hooked up in training steps."""
-        return bool(self._tables)
+    def is_timed(self) -> bool:
+        """Whether calls are timed in training steps."""
+        return bool(self._calls)
 
     def enter(self, *, is_wrapped: bool = False) -> None:
         """The training step begins.
@@ -88,64 +69,74 @@ class ForwardHooks:
             # Not before the first step: until then a job may compile its modules.
             self._is_found = True
             self._session.time_phase(FORWARD, self._find)
-        self._thread, self._depth, self._is_wrapped_call = get_ident(), 0, is_wrapped
-        # What torch's methods of registering do, which take ten times as long.
-        hook_id = self._id
-        for before, after in self._tables:
-            is_first = not before
-            before[hook_id] = self._before
-            if not is_first:
-                before.move_to_end(hook_id, last=False)
-            after[hook_id] = self._after
+        self._thread, self._is_inside, self._is_wrapped_call = get_ident(), False, is_wrapped
+        for attributes, _, timed in self._calls:
+            attributes[_CALL] = timed
 
     def leave(self) -> None:
         """The training step is over."""
         self._thread = 0
-        hook_id = self._id
-        for before, after in self._tables:
-            before.pop(hook_id, None)
-            after.pop(hook_id, None)
+        for attributes, before, timed in self._calls:
+            if attributes.get(_CALL) is not timed:
+                continue  # somebody has compiled the module in the step
+            if before is None:
+                del attributes[_CALL]
+            else:
+                attributes[_CALL] = before
+
+    def begin(self) -> bool:
+        """A module is called; says whether that is a forward of the step: then ``end`` is to follow."""
+        # Activation checkpointing calls modules again in a thread of autograd.
+        if self._is_inside or get_ident() != self._thread:
+            return False
+        if self._is_wrapped_call:
+            self._is_wrapped_call = False
+            return False
+        self._is_inside = True
+        if not self.has_run:
+            self.has_run = True
+            self._session.measures(FORWARD)
+        self._session.begin_phase(FORWARD)
+        return True
+
+    def end(self) -> None:
+        """The call is over."""
+        self._is_inside = False
+        self._session.end_phase(FORWARD)
 
     def _find(self) -> Undo:
-        modules = list(_with_children(self._module))
-        wrappers = [(type(module).__name__, module) for module in self._around]
-        compiled = [name for name, module in [*wrappers, *modules] if _is_compiled(module)]
+        own = [vars(self._module), *(vars(cls) for cls in type(self._module).__mro__)]
+        compiled = [name for each in own for name, found in each.items() if name != _CALL and _is_compiled(found)]
         if compiled:
-            # Its calls would be missing, or compiled again with the hooks.
-            raise RecordingError(f"{compiled[0]} is compiled, and hooks would have it compiled again")
-        self._id = hook_id = RemovableHandle(OrderedDict()).id  # torch gives it to no other hook
-        self._tables = [(module._forward_pre_hooks, module._forward_hooks) for _, module in modules]
-        always_called = [module._forward_hooks_always_called for _, module in modules]
-        for table in always_called:
-            table[hook_id] = True
+            # Where a step calls it, what the module's children compute in it would be missing from the rest.
+            raise RecordingError(f"{type(self._module).__name__}.{compiled[0]} is compiled, and not seen from outside")
+        for module in (*self._around, *_with_children(self._module)):
+            before = vars(module).get(_CALL)
+            self._calls.append((vars(module), before, _TimedCall(self, before or module._call_impl)))
 
         def undo() -> None:
             self.leave()
-            self._tables = []
-            for table in always_called:
-                table.pop(hook_id, None)
+            self._calls = []
 
         return undo
 
-    def _begin(self) -> None:
-        # Activation checkpointing calls modules again in a thread of autograd.
-        if get_ident() != self._thread:
-            return
-        if self._is_wrapped_call:
-            self._is_wrapped_call = False
-            return
-        self._depth += 1
-        if self._depth == 1:
-            if not self.has_run:
-                self.has_run = True
-                self._session.measures(FORWARD)
-            self._session.begin_phase(FORWARD)
 
-    def _end(self) -> None:
-        if self._depth and get_ident() == self._thread:
-            self._depth -= 1
-            if not self._depth:
-                self._session.end_phase(FORWARD)
+class _TimedCall:
+    """Calls a module."""
+
+    __slots__ = ("_call", "_calls")
+
+    def __init__(self, calls: ModuleCalls, call: Callable[..., Any]) -> None:
+        self._calls, self._call = calls, call
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        calls = self._calls
+        if not calls.begin():
+            return self._call(*args, **kwargs)
+        try:
+            return self._call(*args, **kwargs)
+        finally:
+            calls.end()
 
 
 class OptimizerHooks:
@@ -199,7 +190,7 @@ class OptimizerHooks:
         name = type(optimizer).__name__
         if not hasattr(optimizer, "register_step_post_hook"):
             raise RecordingError(f"the optimizer {name} has no hooks for its step")
-        if _is_compiled_function(vars(optimizer).get("step")):
+        if _is_compiled(vars(optimizer).get("step")):
             raise RecordingError(f"the step of {name} is compiled, and hooks would have it compiled again")
         before = optimizer.register_step_pre_hook(self._begin)
         self._undo.callback(before.remove)
@@ -253,22 +244,16 @@ class OptimizerHooks:
                     self._stop()
 
 
-def _with_children(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    yield type(module).__name__, module
-    for name, child in module.named_children():
+def _with_children(module: torch.nn.Module) -> Iterator[Any]:
+    yield module
+    for child in module.children():
         if isinstance(child, torch.nn.ModuleList | torch.nn.ModuleDict):
-            yield from ((f"{name}.{key}", member) for key, member in child.named_children())
+            yield from child.children()
         else:
-            yield name, child
+            yield child
 
 
-def _is_compiled(module: torch.nn.Module) -> bool:
-    """Say whether a module, or a function that it holds, is compiled: ``module.compile()`` leaves it one, too."""
-    own = [vars(module), *(vars(cls) for cls in type(module).__mro__)]
-    return any(_is_compiled_function(found) for each in own for found in each.values())
-
-
-def _is_compiled_function(found: object) -> bool:
+def _is_compiled(found: object) -> bool:
     function = getattr(found, "__func__", found) if isinstance(found, _METHODS) else found
     return (
         isinstance(function, FunctionType)

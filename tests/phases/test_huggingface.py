@@ -9,9 +9,7 @@ from recording.recorded import settings
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from chakra_capture.integrations.hooks import _is_compiled
 from chakra_capture.integrations.huggingface import ChakraProfileCallback
-from chakra_capture.integrations.huggingface.phases import _wrappers
 from phases.phase_lines import NAP_NS, Diary, calls, gaps, measured, ns, place, steps
 
 PARTS = ("input_wait", "forward", "backward", "optimizer")
@@ -50,6 +48,17 @@ class Noted(torch.nn.Module):
             pass
 
 
+class Silent(torch.nn.Module):
+    """Can be compiled."""
+
+    def __init__(self, _: Diary) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(inputs).sum()}
+
+
 class SGD(torch.optim.SGD):
     diary: Diary
 
@@ -71,14 +80,16 @@ class NotedTrainer(Trainer):
             super()._save_checkpoint(*args, **kwargs)
 
 
-def train(folder, *callbacks: Any, size: int = 4, model: Any = None, **changes: Any) -> tuple[NotedTrainer, Diary]:
+def train(
+    folder, *callbacks: Any, size: int = 4, model: Any = None, kind: type = NotedTrainer, **changes: Any
+) -> tuple[NotedTrainer, Diary]:
     diary = Diary()
     model = model(diary) if model is not None else Noted(diary)
     optimizer = SGD(model.parameters(), lr=0.01)
     optimizer.diary = diary
     chosen = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "save_strategy": "no", "num_train_epochs": 1}
     chosen |= {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "remove_unused_columns": False}
-    made = NotedTrainer(
+    made = kind(
         model=model,
         args=TrainingArguments(output_dir=str(folder / "out"), **{**chosen, "logging_strategy": "no", **changes}),
         data_collator=lambda rows: {"inputs": torch.stack(rows)},
@@ -154,31 +165,30 @@ def test_an_update_that_the_scaler_skips_is_flagged(tmp_path):
     assert ["update_skipped" in step.get("flags", []) for step in steps(tmp_path)] == [False, True, False]
 
 
-def test_a_compiled_model_is_left_alone_and_the_reason_said(tmp_path, caplog):
-    class Compiled(Noted):
-        def __init__(self, diary: Diary) -> None:
-            super().__init__(diary)
-            self.layer.compile(backend="eager")
+def test_a_compiled_model_is_timed_from_outside(tmp_path):
+    class Compiling(NotedTrainer):
+        """Calls its model through a compiled one, as ``torch_compile`` has it do."""
 
-    train(tmp_path, model=Compiled, size=2)
+        def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+            return torch.compile(super()._wrap_model(model, *args, **kwargs), backend="eager")
 
-    assert "layer is compiled" in measured(tmp_path)["forward"]
-    assert [calls(step, "forward") for step in steps(tmp_path)] == [0, 0]
+    made, _ = train(tmp_path, kind=Compiling, model=Silent, size=2)
+
+    assert isinstance(made.model_wrapped, torch._dynamo.OptimizedModule)
+    assert [calls(step, "forward") for step in steps(tmp_path)] == [1, 1]
     assert [calls(step, "backward") for step in steps(tmp_path)] == [1, 1]
-    assert ["is compiled" in said for said in our_warnings(caplog)] == [True]
+    assert measured(tmp_path)["forward"] is None
 
 
-def test_a_trainer_that_compiles_its_model_is_left_alone(tmp_path):
+def test_a_model_whose_calls_nobody_sees_is_not_measured(tmp_path, caplog):
+    class Direct(NotedTrainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            return torch.nn.functional.linear(inputs["inputs"], model.layer.weight).sum()
 
-    model = torch.nn.Linear(2, 2)
+    train(tmp_path, kind=Direct, size=2)
 
-    class Trained:
-        def __init__(self, wrapped: torch.nn.Module) -> None:
-            self.model, self.model_wrapped = model, wrapped
-
-    assert _wrappers(Trained(model)) == []
-    (wrapper,) = _wrappers(Trained(torch.compile(model, backend="eager")))
-    assert _is_compiled(wrapper)
+    assert "neither the model nor" in measured(tmp_path)["forward"]
+    assert ["neither the model nor" in said for said in our_warnings(caplog)] == [True]
 
 
 def test_a_trainer_is_as_it_was_when_training_has_raised(tmp_path):
@@ -201,7 +211,7 @@ def test_a_trainer_is_as_it_was_when_training_has_raised(tmp_path):
     assert "partial" in step["flags"]
     assert calls(step, "forward") == 1
     (model,) = seen
-    assert not any(m._forward_hooks or m._forward_pre_hooks or m._forward_hooks_always_called for m in model.modules())
+    assert not any("_compiled_call_impl" in vars(module) for module in model.modules())
 
 
 def test_a_loop_of_ones_own_has_its_steps_timed_and_no_phase(tmp_path):

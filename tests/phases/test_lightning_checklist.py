@@ -2,16 +2,19 @@
 
 import copy
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
 import pytorch_lightning as pl
 import torch
+import torch._dynamo
 from integrations.contract import our_warnings
 from integrations.models import Model, Stream, TwoOptimizers, loader, trainer
 from pytorch_lightning.plugins.precision import MixedPrecision
 from pytorch_lightning.strategies import SingleDeviceStrategy
 from recording.recorded import check_pair, files, settings
+from torch._dynamo.testing import CompileCounter
 from torch.utils.data import DataLoader, Dataset
 
 from chakra_capture.config import ChakraProfileConfig
@@ -102,6 +105,13 @@ class Noted(Model):
 
 class Nothing(pl.Callback):
     pass
+
+
+class Layer(torch.nn.Linear):
+    """A layer of the user's own: torch does not compile one of its own layers alone."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(super().forward(inputs))
 
 
 @pytest.mark.parametrize(("size", "expected"), [(1, [1, 1, 1, 1]), (3, [3, 1])])
@@ -348,31 +358,46 @@ def test_L4_a_strategy_that_calls_the_module_for_the_training_step_adds_no_forwa
     assert [place(tmp_path, interval)[1] for interval in diary.of("loss")] == [None, None]
 
 
-@pytest.mark.parametrize("which", ["child", "member", "method", "child, when training starts"])
-def test_L4_a_module_with_a_compiled_part_is_left_alone_and_the_reason_said(tmp_path, caplog, which):
-    model = training(lambda model, x: model.layer(x), blocks=torch.nn.ModuleList([torch.nn.Linear(4, 4)]))
-    if which == "child":
-        model.layer.compile(backend="eager")
-    elif which == "member":
-        model.blocks[0] = torch.compile(model.blocks[0], backend="eager")
-    elif which != "method":
-        model.on_train_start = lambda: model.layer.compile(backend="eager")
-    else:
-        model.loss = torch.compile(lambda x: x.sum(), backend="eager")
+@pytest.mark.parametrize("which", ["child", "member", "child, when training starts"])
+def test_L4_a_compiled_child_is_compiled_as_without_us_and_its_calls_are_forwards(tmp_path, which):
+    backends = [CompileCounter(), CompileCounter()]
+    for folder, backend in zip((None, tmp_path), backends, strict=True):
+        torch._dynamo.reset()
+        model = training(lambda model, x: model.layer(model.blocks[0](x)))
+        model.layer, model.blocks = Layer(4, 1), torch.nn.ModuleList([Layer(4, 4)])
+        compile_layer = partial(model.layer.compile, backend=backend)
+        if which == "member":
+            model.blocks[0] = torch.compile(model.blocks[0], backend=backend)
+        elif which == "child":
+            compile_layer()
+        else:
+            model.on_train_start = compile_layer
+        for _ in range(2):
+            if folder is None:
+                trainer().fit(model, loader(3), loader(1))
+            else:
+                fit(folder, model, loader(1), size=3)
 
-    hooked: list[Any] = []
+    assert backends[0].frame_count == backends[1].frame_count > 0
+    assert [calls(step, "forward") for step in steps(tmp_path)] == [2] * 6
+    assert measured(tmp_path)["forward"] is None
 
-    def look(self: Any, x: Any) -> torch.Tensor:
-        hooked.extend(m for m in self.modules() if m._forward_hooks or m._forward_pre_hooks)
-        return self.layer(x)
 
-    model.step = look
-    fit(tmp_path, model)
+def test_L4_a_function_of_the_modules_own_that_is_compiled_is_left_alone_and_the_reason_said(tmp_path, caplog):
+    backends = [CompileCounter(), CompileCounter()]
+    for folder, backend in zip((None, tmp_path), backends, strict=True):
+        torch._dynamo.reset()
+        model = training(lambda model, x: model.both(x) + model.layer(x))
+        model.hidden = Layer(4, 4)
+        model.both = torch.compile(lambda x, model=model: model.layer(model.hidden(x)), backend=backend)
+        for _ in range(2):
+            trainer().fit(model, loader(3)) if folder is None else fit(folder, model, size=3)
 
-    assert hooked == []
-    assert "is compiled" in measured(tmp_path)["forward"]
-    assert [calls(step, "backward") for step in steps(tmp_path)] == [1] * 4
-    assert ["is compiled" in said for said in our_warnings(caplog)] == [True]
+    assert backends[0].frame_count == backends[1].frame_count > 0
+    assert "both is compiled" in measured(tmp_path)["forward"]
+    assert [calls(step, "forward") for step in steps(tmp_path)] == [0] * 6
+    assert [calls(step, "backward") for step in steps(tmp_path)] == [1] * 6
+    assert {"both is compiled" in said for said in our_warnings(caplog)} == {True}
 
 
 def test_L5_a_scheduler_of_the_step_is_no_part_of_the_optimizer(tmp_path):
@@ -474,8 +499,7 @@ def wrapped(fitted: pl.Trainer) -> list[str]:
     methods = ("save_checkpoint", "on_advance_end", "_on_before_fetch", "_on_after_fetch", "run", "training_step")
     methods += ("optimizer_step", "batch_to_device", "backward")
     left = [f"{type(owner).__name__}.{name}" for owner in owners for name in methods if name in vars(owner)]
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_always_called")
-    left += [name for module in model.modules() for name in hooks if getattr(module, name)]
+    left += [type(module).__name__ for module in model.modules() if "_compiled_call_impl" in vars(module)]
     for optimizer in strategy.optimizers:
         left += [n for n in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks") if getattr(optimizer, n)]
     return left + [name for name in ("training_step", "forward") if name in vars(model)]
@@ -662,15 +686,12 @@ def test_a_copy_or_a_pickle_of_a_module_is_none_of_the_training(tmp_path):
     model.made[0](torch.ones(4))
 
 
-def test_modules_are_hooked_up_during_the_training_step_alone(tmp_path):
-    class Exporting(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, *_: Any) -> None:
-            torch.jit.script(pl_module.layer)  # refuses a module with hooks that it cannot compile
+def test_a_copy_and_a_script_of_a_module_can_be_made_in_the_middle_of_a_training_step(tmp_path):
+    def step(model: Any, x: Any) -> torch.Tensor:
+        torch.jit.script(model.layer)  # refuses a module with hooks that it cannot compile
+        return model.layer(x)
 
-        def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
-            torch.jit.script(pl_module.layer)
-
-    fit(tmp_path, callbacks=[Exporting()], size=2)
+    fit(tmp_path, training(step), size=2)
 
     assert [calls(step, "forward") for step in steps(tmp_path)] == [1, 1]
 

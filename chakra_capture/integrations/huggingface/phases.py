@@ -1,5 +1,6 @@
 """The phases of a trainer's steps, and of the time between them."""
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,11 +10,14 @@ from transformers import Trainer
 from chakra_capture.annotations import BACKWARD, CALLBACKS, CHECKPOINT, FORWARD, H2D, INPUT_WAIT, OPTIMIZER
 from chakra_capture.annotations import VALIDATION_PHASE as VALIDATION
 from chakra_capture.errors import RecordingError
-from chakra_capture.integrations.hooks import ForwardHooks, OptimizerHooks, Undo, time_calls
+from chakra_capture.integrations.hooks import ModuleCalls, OptimizerHooks, Undo, time_calls
 from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
 
+logger = logging.getLogger(__name__)
+
 _EPOCH = "_run_epoch"
+_UNSEEN = "the first step called neither the model nor one of its children"
 
 
 class TrainerPhases:
@@ -22,9 +26,10 @@ class TrainerPhases:
     def __init__(self, trainer: Trainer, session: Session) -> None:
         self._trainer = trainer
         self._session = session
-        self._forwards = ForwardHooks(session, trainer.model, around=_wrappers(trainer))
+        self._forwards = ModuleCalls(session, trainer.model, around=_wrappers(trainer))
         self._optimizers = OptimizerHooks(session)
         self._sees_pauses = False
+        self._is_first = True
 
     def install(self) -> None:
         """Hook up what callbacks are not told."""
@@ -47,6 +52,10 @@ class TrainerPhases:
     def end_update(self) -> None:
         """The optimizer has stepped, or its scaler has found that it must not."""
         self._optimizers.leave()
+        if self._is_first and self._forwards.is_timed and not self._forwards.has_run:
+            self._session.measures(FORWARD, _UNSEEN)
+            logger.warning("The phase forward is not measured, unless a later step does otherwise: %s.", _UNSEEN)
+        self._is_first = False
         if self._trainer.accelerator.optimizer_step_was_skipped:
             self._session.skip_update()
 
@@ -56,14 +65,14 @@ class TrainerPhases:
             self._session.begin_phase(CALLBACKS)
 
     def _time_forward(self) -> Undo:
-        hooks = self._forwards
+        calls = self._forwards
 
         def training_step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            hooks.enter()
+            calls.enter()
             try:
                 return original(*args, **kwargs)
             finally:
-                hooks.leave()
+                calls.leave()
 
         return Patch(self._trainer, "training_step", training_step).undo
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from chakra_capture.annotations import BACKWARD, FORWARD, H2D, OPTIMIZER
 from chakra_capture.errors import RecordingError
-from chakra_capture.integrations.hooks import ForwardHooks, OptimizerHooks, Undo
+from chakra_capture.integrations.hooks import ModuleCalls, OptimizerHooks, Undo
 from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
 
@@ -33,7 +33,7 @@ class StepParts:
         self._trainer = trainer
         self._session = session
         self._strategy = trainer.strategy
-        self._forwards = ForwardHooks(session, trainer.lightning_module, around=(self._strategy.model,))
+        self._forwards = ModuleCalls(session, trainer.lightning_module)
         self._optimizers = OptimizerHooks(session)
         self._has_run_backward = False
         self._is_first = True
@@ -63,7 +63,7 @@ class StepParts:
     def _say_what_was_not_seen(self) -> None:
         seen = {FORWARD: self._forwards.has_run, BACKWARD: self._has_run_backward, OPTIMIZER: self._optimizers.has_run}
         missing = [name for name in self._watched if not seen[name]]
-        if FORWARD in missing and not self._forwards.is_hooked:
+        if FORWARD in missing and not self._forwards.is_timed:
             missing.remove(FORWARD)  # it is said why
         for name in missing:
             self._session.measures(name, _UNSEEN[name])
@@ -73,14 +73,14 @@ class StepParts:
             logger.warning("Not measured, unless a later step does otherwise: %s.", ", ".join(said))
 
     def _time_forward(self) -> Undo:
-        strategy, hooks = self._strategy, self._forwards
+        strategy, calls = self._strategy, self._forwards
 
         def training_step(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            hooks.enter(is_wrapped=strategy.model is not strategy.lightning_module)
+            calls.enter(is_wrapped=strategy.model is not strategy.lightning_module)
             try:
                 return original(*args, **kwargs)
             finally:
-                hooks.leave()
+                calls.leave()
 
         undo = Patch(strategy, "training_step", training_step).undo
         self._watched.append(FORWARD)
