@@ -16,6 +16,9 @@ from chakra_capture.recording.session import Session
 
 logger = logging.getLogger(__name__)
 
+# Other than -1 where autograd runs on this thread: an optimizer may step in it, and checkpointing runs forwards again.
+_backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+
 
 @dataclass(eq=False, slots=True)
 class Reading:
@@ -147,7 +150,7 @@ class PlainLoop:
             return False
         if name in self._inside or get_ident() != self._thread:
             return False
-        if name == FORWARD and (not torch.is_grad_enabled() or (BACKWARD not in self._inside and is_in_backward())):
+        if name == FORWARD and (not torch.is_grad_enabled() or (_backward_id() != -1 and BACKWARD not in self._inside)):
             return False
         self._inside.append(name)
         self._has_worked = True
@@ -162,8 +165,8 @@ class PlainLoop:
         del self._inside[self._inside.index(name) :]
         self.session.end_phase(name)
         # Gradient hooks may have updated, so the end of backward may be that of the step.
-        is_over = name != FORWARD and self._is_updated and not self._inside
-        if is_over and not self._is_block and not is_in_backward():
+        is_over = self._stepped and name != FORWARD and not self._inside and self._is_updated
+        if is_over and not self._is_block and _backward_id() == -1:
             self._close()
 
     def stepped(self, optimizer: object) -> None:
@@ -241,12 +244,6 @@ class PlainLoop:
         if key not in self._said:
             self._said.add(key)
             logger.warning("%s", message)
-
-
-def is_in_backward() -> bool:
-    """Whether autograd runs on this thread: an optimizer may step in it, and checkpointing runs forwards again."""
-    running: Any = getattr(torch._C, "_current_graph_task_id", None)
-    return running is not None and bool(running() != -1)
 
 
 class Block:
