@@ -22,6 +22,7 @@ _Amount = Annotated[int, msgspec.Meta(ge=0, le=2**55)]
 # The training half writes 65 names at most; with more, a line is none of ours, and neither is one of further names.
 _MOST_IN_LINE, _MOST_NAMES = 65, 1000
 _MOST_BATCHES = 64
+_MOST_TEXT = 300
 # Rows that are held as Python objects at a time.
 _BLOCK = 100_000
 # Longer than any line of ours, whose spans are bounded.
@@ -219,7 +220,7 @@ def _lines(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> None:
     try:
         line = _DECODER.decode(text)
-        rows.check_names(line)
+        rows.check(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         if is_whole:
             records.num_unreadable += 1
@@ -236,7 +237,9 @@ def _take(text: bytes, is_whole: bool, records: PhaseRecords, rows: "_Rows") -> 
         case _Step():
             rows.add(line)
         case _Dropped():
-            records.dropped.append((line.step, tuple(line.batches[:_MOST_BATCHES]), len(line.batches), line.why))
+            records.dropped.append(
+                (line.step, tuple(line.batches[:_MOST_BATCHES]), len(line.batches), line.why[:_MOST_TEXT])
+            )
         case _Anchor():
             rows.set_clock(line)
         case _Close():
@@ -275,21 +278,27 @@ class _Rows:
         self._measured: dict[str, str | None] = {}
         self.steps, self.phases = _Table(STEPS_SCHEMA), _Table(PHASES_SCHEMA)
 
-    def check_names(self, line: _Line) -> None:
-        """Refuse a line with names that the training half, which knows a few, cannot have written.
+    def check(self, line: _Line) -> None:
+        """Refuse a line that the training half cannot have written.
 
         Raises:
-            msgspec.DecodeError: there are too many.
+            msgspec.DecodeError: there are too many names, or phases that do not fit into what they are part of.
         """
-        found = [line.phases] if isinstance(line, _Step | _Measures) else []
-        if isinstance(line, _Step) and line.gap is not None:
-            found.append(line.gap.phases)
-        for phases in found:
-            if phases.keys() <= self._names:
-                continue
-            if len(self._names | phases.keys()) > _MOST_NAMES:
-                raise msgspec.DecodeError("too many names")
-            self._names |= phases.keys()
+        if isinstance(line, _Measures):
+            self._check_names(line.phases)
+        elif isinstance(line, _Step):
+            for part in (line, line.gap):
+                if part is not None:
+                    self._check_names(part.phases)
+                    if sum([ns for ns, _ in part.phases.values()]) > part.ns:
+                        raise msgspec.DecodeError("phases longer than what they are part of")
+
+    def _check_names(self, phases: dict[str, Any]) -> None:
+        if phases.keys() <= self._names:
+            return
+        if len(self._names | phases.keys()) > _MOST_NAMES:
+            raise msgspec.DecodeError("too many names")
+        self._names |= phases.keys()
 
     def begin_fit(self, line: _Open) -> None:
         self._fit += 1
@@ -303,7 +312,8 @@ class _Rows:
     def news(self, line: _Measures) -> list[tuple[int, int, str, str | None]]:
         """What a line says that was not said before in this fit."""
         missing = object()
-        told = [(name, why) for name, why in line.phases.items() if self._measured.get(name, missing) != why]
+        cut = {name: why and why[:_MOST_TEXT] for name, why in line.phases.items()}
+        told = [(name, why) for name, why in cut.items() if self._measured.get(name, missing) != why]
         self._measured.update(told)
         return [(self._fit, self.steps.height, name, why) for name, why in told]
 

@@ -158,3 +158,10 @@ def test_who_else_listens_decides_what_becomes_of_an_exception_of_validation():
     made.run(range(2))
     assert [type(error) for error in heard] == [ZeroDivisionError]
     assert len(steps()) == 2
+
+
+def test_an_engine_without_data_waits_for_none_and_it_is_not_said_to_be_zero():
+    made, _ = engine()
+    made.run(epoch_length=2)
+    assert [calls(step, "iteration") for step in steps()] == [1, 1]
+    assert "without data" in str(measured()["input_wait"])

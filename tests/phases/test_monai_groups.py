@@ -14,7 +14,7 @@ from integrations.contract import our_warnings
 from monai.handlers import ValidationHandler
 
 from chakra_capture.integrations.monai import ChakraProfileHandler
-from phases.monai_runs import calls, lines, sized, steps, stream, trainer
+from phases.monai_runs import calls, count_updates, lines, sized, steps, stream, trainer
 
 
 class Marking(torch.nn.Module):
@@ -103,6 +103,22 @@ def test_a_group_that_goes_on_after_a_cut_epoch_is_one_step_and_nothing_is_said(
     assert applied[:3] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert [calls(step, "forward") for step in steps(tmp_path)] == [3] * len(applied)
     assert [said for said in our_warnings(caplog) if "iteration 4" in said] == []
+
+
+@pytest.mark.parametrize("plan", [Plan(4, 3, 2, False), Plan(5, 2, 1, True, cut_epoch_at=3), Plan(5, 3, 1, False)])
+def test_numbers_go_on_without_holes_in_a_second_run_of_a_trainer(tmp_path, plan):
+    network = Marking()
+    handler = ChakraProfileHandler({"enabled": True, "start_step": None, "trace_dir": str(tmp_path)})
+    loader = (sized if plan.is_sized else stream)(2 * plan.batches)
+    made = trainer(handler, loader=loader, epochs=plan.epochs, accumulation_steps=plan.group, network=network)
+    network.engine = made
+    if plan.cut_epoch_at:
+        made.add_event_handler(Events.ITERATION_COMPLETED(once=plan.cut_epoch_at), lambda: made.terminate_epoch())
+    updates = count_updates(made)
+    made.run()
+    made.state.max_epochs = plan.epochs + 2
+    made.run()
+    assert [step["step"] for step in steps(tmp_path)] == list(range(len(updates)))
 
 
 class Unready:

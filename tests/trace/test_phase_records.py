@@ -84,6 +84,8 @@ def test_cut_at_any_byte_the_lines_before_it_are_read():
         text({**FIRST, "ns": 2**80})[:-1], text({**FIRST, "step": "1"})[:-1],
         text({**FIRST, "ns": -1})[:-1], text({**FIRST, "phases": {"forward": [-1, 1]}})[:-1],
         text({**FIRST, "gap": {"ns": -7, "phases": {}}})[:-1],
+        text({**FIRST, "phases": {"forward": [26, 1], "backward": [25, 1]}})[:-1],  # of 50 ns
+        text({**FIRST, "gap": {"ns": 7, "phases": {"callbacks": [8, 1]}}})[:-1],
         text({**FIRST, "phases": {f"p{number}": [1, 1] for number in range(66)}})[:-1],
         text({**FIRST, "phases": {"a": [1]}})[:-1],
         text({**FIRST, "gap": 3})[:-1], b'{"kind":"step","step":1e999,"begin_ns":0,"ns":0,"phases":{}}',

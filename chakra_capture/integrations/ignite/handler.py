@@ -1,6 +1,7 @@
 """The handler: which iterations of an engine are a step, told to a recording session."""
 
 import logging
+import weakref
 from typing import Any
 
 from ignite.engine import Engine, Events
@@ -14,7 +15,7 @@ from chakra_capture.recording.session import Session
 
 logger = logging.getLogger(__name__)
 
-_RUNNING = ("_session", "_engine", "_interrupted", "_step", "_phases")
+_RUNNING = ("_session", "_engine", "_interrupted", "_step", "_past", "_phases")
 
 
 class ChakraProfileHandler:
@@ -42,6 +43,8 @@ class ChakraProfileHandler:
         self._phases: EnginePhases | None = None
         # Handlers of STARTED load checkpoints, so the count is read at the first request.
         self._step: int | None = None
+        # Where the last run stopped: engine, iteration and step. How many updates that were, the iteration does not say.
+        self._past: tuple[weakref.ref[Engine], int, int] | None = None
         self._is_open = False
         self._num_batches = 0
         self._knows_validation = False
@@ -97,6 +100,11 @@ class ChakraProfileHandler:
             (Events.COMPLETED, self._end),
             (Events.EXCEPTION_RAISED, self._fail),
         )
+
+    def _first_step(self, engine: Engine, iterations: int) -> int:
+        if self._past is not None and self._past[0]() is engine and self._past[1] == iterations:
+            return self._past[2]
+        return self._num_steps_before(engine, iterations)
 
     def _num_steps_before(self, engine: Engine, iterations: int) -> int:
         return iterations // self._size
@@ -162,7 +170,7 @@ class ChakraProfileHandler:
         if engine is not self._engine or self._session is None:
             return
         if self._step is None:
-            self._step = self._num_steps_before(engine, iterations)
+            self._step = self._first_step(engine, iterations)
         self._is_open = True
         self._num_batches = 0
         self._session.start_step(self._step)
@@ -220,6 +228,8 @@ class ChakraProfileHandler:
 
     def _close(self, reason: Reason, error: BaseException | None = None) -> None:
         session, self._session = self._session, None
+        if self._engine is not None and self._step is not None:
+            self._past = (weakref.ref(self._engine), self._engine.state.iteration, self._step)
         self._engine = self._interrupted = self._phases = None
         self._is_open = False
         if session is not None:

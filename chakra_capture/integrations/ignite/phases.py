@@ -28,6 +28,8 @@ class EnginePhases:
     def install(self) -> None:
         """Listen to the engine."""
         self._session.time_phase(INPUT_WAIT, self._listen)
+        if self._engine.state.dataloader is None:
+            self._session.measures(INPUT_WAIT, "the engine runs without data and requests none")
         self._session.time_phase(CHECKPOINT, self._surround_checkpoints)
         self._session.measures(CALLBACKS)
         self._session.measures(VALIDATION_PHASE)
