@@ -43,7 +43,7 @@ class ChakraProfileHandler:
         self._phases: EnginePhases | None = None
         # Handlers of STARTED load checkpoints, so the count is read at the first request.
         self._step: int | None = None
-        # Where the last run stopped: engine, iteration and step. How many updates that were, the iteration does not say.
+        # Where the last run stopped: engine, iteration, step. How many updates that were, the iteration does not say.
         self._past: tuple[weakref.ref[Engine], int, int] | None = None
         self._is_open = False
         self._num_batches = 0
