@@ -5,9 +5,10 @@
     bench_phases.py --cases plain monai --rounds 9 --steps 400
 
 Ours runs with and without in blocks that alternate in one process. TraceML cannot be switched off in a process, so it
-has processes in turn: `traceml run`, and the same with `--disable-traceml`; those of both tools alternate. Of a block,
-or a process, count the tenth percentile and the median of the time from one step to the next; a cost is the median over
-the rounds of the difference between the two neighbours. The tenth percentile is that of a quiet machine.
+has processes in turn: `traceml run`, and the same with `--disable-traceml`, between the blocks of ours. Of a block, or
+a process, count the tenth percentile and the median of the CPU time that the loop's thread takes from one step to the
+next (TraceML's other threads are not counted); a cost is the median over the rounds of the difference between
+neighbours. The tenth percentile is that of a quiet machine.
 Exit status: 0 our cost at the tenth percentile is within the bars, 1 it is not, 2 a training does not run.
 """
 
