@@ -8,6 +8,7 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from chakra_capture.annotations import FORWARD, OPTIMIZER
@@ -16,7 +17,7 @@ from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
 
 Undo = Callable[[], None]
-_CALL = "_compiled_call_impl"
+_CALL, _INNER = "_compiled_call_impl", "_orig_mod"
 _METHODS = (MethodType, staticmethod, classmethod)
 
 
@@ -110,7 +111,13 @@ class ModuleCalls:
         if compiled:
             # Where a step calls it, what the module's children compute in it would be missing from the rest.
             raise RecordingError(f"{type(self._module).__name__}.{compiled[0]} is compiled, and not seen from outside")
-        for module in (*self._around, *_with_children(self._module)):
+        modules = [*self._around, *_with_children(self._module)]
+        # A compiled module calls what it was made from, and compiles that call: it is left alone.
+        inside = {id(inner) for each in modules if _INNER in each._modules for inner in each._modules[_INNER].modules()}
+        kept = [each for each in modules if id(each) not in inside]
+        if len(kept) < len(modules) and not self._around:
+            raise RecordingError("a child is compiled under another name, so its calls are not all seen")
+        for module in kept:
             before = vars(module).get(_CALL)
             self._calls.append((vars(module), before, _TimedCall(self, before or module._call_impl)))
 
@@ -131,7 +138,8 @@ class _TimedCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls = self._calls
-        if not calls.begin():
+        # Somebody may have compiled the module where we do not see it; then this is compiled as if we were not here.
+        if is_compiling() or not calls.begin():
             return self._call(*args, **kwargs)
         try:
             return self._call(*args, **kwargs)

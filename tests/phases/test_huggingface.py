@@ -6,6 +6,8 @@ import pytest
 import torch
 from integrations.contract import our_warnings
 from recording.recorded import settings
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
 from torch.utils.data import Dataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -81,7 +83,13 @@ class NotedTrainer(Trainer):
 
 
 def train(
-    folder, *callbacks: Any, size: int = 4, model: Any = None, kind: type = NotedTrainer, **changes: Any
+    folder,
+    *callbacks: Any,
+    size: int = 4,
+    model: Any = None,
+    kind: type = NotedTrainer,
+    enabled: bool = True,
+    **changes: Any,
 ) -> tuple[NotedTrainer, Diary]:
     diary = Diary()
     model = model(diary) if model is not None else Noted(diary)
@@ -91,7 +99,7 @@ def train(
     chosen |= {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "remove_unused_columns": False}
     made = kind(
         model=model,
-        args=TrainingArguments(output_dir=str(folder / "out"), **{**chosen, "logging_strategy": "no", **changes}),
+        args=TrainingArguments(output_dir=str(folder / "out"), **{**chosen, "logging_strategy": "no", **more}),
         data_collator=lambda rows: {"inputs": torch.stack(rows)},
         train_dataset=Items(size, diary, "fetch"),
         eval_dataset=Items(2, diary, "validation fetch"),
@@ -99,6 +107,8 @@ def train(
         callbacks=[*callbacks, ChakraProfileCallback(settings(folder, None, None))],
     )
     made.diary = diary
+    if not enabled:
+        made.remove_callback(ChakraProfileCallback)
     made.train()
     return made, diary
 
@@ -165,16 +175,25 @@ def test_an_update_that_the_scaler_skips_is_flagged(tmp_path):
     assert ["update_skipped" in step.get("flags", []) for step in steps(tmp_path)] == [False, True, False]
 
 
-def test_a_compiled_model_is_timed_from_outside(tmp_path):
-    class Compiling(NotedTrainer):
-        """Calls its model through a compiled one, as ``torch_compile`` has it do."""
+def test_a_compiled_model_is_timed_from_outside_and_compiled_as_without_us(tmp_path):
+    counts = []
+    for enabled in (False, True):
+        torch._dynamo.reset()
+        counters.clear()
+        backend = CompileCounter()
 
-        def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-            return torch.compile(super()._wrap_model(model, *args, **kwargs), backend="eager")
+        class Compiling(NotedTrainer):
+            """Calls its model through a compiled one, as ``torch_compile`` has it do."""
 
-    made, _ = train(tmp_path, kind=Compiling, model=Silent, size=2)
+            def _wrap_model(self, model: Any, *args: Any, backend: Any = backend, **kwargs: Any) -> Any:
+                return torch.compile(super()._wrap_model(model, *args, **kwargs), backend=backend)
 
-    assert isinstance(made.model_wrapped, torch._dynamo.OptimizedModule)
+        made, _ = train(tmp_path, kind=Compiling, model=Silent, size=2, enabled=enabled)
+        assert isinstance(made.model_wrapped, torch._dynamo.OptimizedModule)
+        counts.append((backend.frame_count, backend.op_count, dict(counters["stats"]), dict(counters["graph_break"])))
+
+    assert counts[0] == counts[1]
+    assert counts[0][0] > 0
     assert [calls(step, "forward") for step in steps(tmp_path)] == [1, 1]
     assert [calls(step, "backward") for step in steps(tmp_path)] == [1, 1]
     assert measured(tmp_path)["forward"] is None

@@ -383,6 +383,14 @@ def test_L4_a_compiled_child_is_compiled_as_without_us_and_its_calls_are_forward
     assert measured(tmp_path)["forward"] is None
 
 
+def test_L4_a_child_that_is_compiled_under_another_name_is_left_alone_and_the_reason_said(tmp_path):
+    model = training(lambda model, x: model.compiled(x) + model.layer(x))
+    model.compiled = torch.compile(model.layer, backend="eager")
+    fit(tmp_path, model, size=2)
+
+    assert "under another name" in measured(tmp_path)["forward"]
+
+
 def test_L4_a_function_of_the_modules_own_that_is_compiled_is_left_alone_and_the_reason_said(tmp_path, caplog):
     backends = [CompileCounter(), CompileCounter()]
     for folder, backend in zip((None, tmp_path), backends, strict=True):
