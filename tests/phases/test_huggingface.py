@@ -87,9 +87,9 @@ def train(
     *callbacks: Any,
     size: int = 4,
     model: Any = None,
-    kind: type = NotedTrainer,
+    kind: Any = NotedTrainer,
     enabled: bool = True,
-    **changes: Any,
+    **more: Any,
 ) -> tuple[NotedTrainer, Diary]:
     diary = Diary()
     model = model(diary) if model is not None else Noted(diary)
