@@ -165,3 +165,23 @@ def test_an_engine_without_data_waits_for_none_and_it_is_not_said_to_be_zero():
     made.run(epoch_length=2)
     assert [calls(step, "iteration") for step in steps()] == [1, 1]
     assert "without data" in str(measured()["input_wait"])
+
+
+@pytest.mark.parametrize("event", [Events.STARTED, Events.EPOCH_STARTED])
+def test_handlers_that_are_added_while_the_engine_runs_are_told_from_the_work_of_a_step(event, tmp_path):
+    made, _ = engine()
+    saver = Checkpoint({"network": torch.nn.Linear(2, 2)}, DiskSaver(str(tmp_path / "saved")), n_saved=None)
+
+    def add_some() -> None:
+        for late in (Events.GET_BATCH_STARTED, Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED):
+            made.add_event_handler(late, lambda: time.sleep(5 * NAP))
+        made.add_event_handler(Events.ITERATION_COMPLETED, saver)
+
+    made.add_event_handler(event, add_some)
+    made.run(range(3))
+    for step in steps():
+        assert ms(step, "callbacks") >= 10 * NAP_MS  # once the batch is there
+        assert calls(step, "iteration") == 1
+    assert [calls({"phases": gap}, "checkpoint") for gap in gaps()] == [1, 1, 1]
+    # A request is told from what stands behind ours from the second one on.
+    assert all(gap["callbacks"][0] / 1e6 >= 5 * NAP_MS for gap in gaps()[:-1])

@@ -47,6 +47,7 @@ class ChakraProfileHandler:
         self._past: tuple[weakref.ref[Engine], int, int] | None = None
         self._is_open = False
         self._num_batches = 0
+        self._has_place = False  # in this epoch; handlers are also added while an engine runs
         self._knows_validation = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,7 +130,7 @@ class ChakraProfileHandler:
 
     def _open(self, engine: Engine) -> None:
         self._interrupted = self._step = None
-        self._is_open = False
+        self._is_open = self._has_place = False
         session = Session(self.settings)
         session.open()
         if session.paths is None:
@@ -153,13 +154,24 @@ class ChakraProfileHandler:
             if event is not Events.STARTED:
                 calls.place(engine, event, handler, is_first=event is not Events.GET_BATCH_STARTED)
 
+    def _keep_place(self, engine: Engine) -> None:
+        self._has_place = True
+        if engine is self._engine and self._session is not None:
+            self._go_first(engine)
+            if self._phases is not None and self._session.times_phases:
+                self._phases.keep_place()
+
     def _request_batch(self, engine: Engine) -> None:
+        if not self._has_place:
+            self._keep_place(engine)
         if not self._is_open:
             self._begin(engine, engine.state.iteration)
         if self._phases is not None and engine is self._engine:
             self._phases.request()
 
     def _start_iteration(self, engine: Engine) -> None:
+        if not self._has_place:
+            self._keep_place(engine)
         # Already open, unless the engine runs without data and so requests nothing.
         if not self._is_open:
             self._begin(engine, engine.state.iteration - 1)
@@ -196,6 +208,7 @@ class ChakraProfileHandler:
         """Close a step that got no batch, or no update."""
         if engine is not self._engine or self._session is None:
             return
+        self._has_place = False
         if self._is_open and self._is_group_lost(engine, has_run_ended=False):
             self._abort(engine)
         if self._phases is not None:

@@ -36,6 +36,13 @@ class EnginePhases:
         if self.inside:
             self._session.measures(self.inside)
 
+    def keep_place(self) -> None:
+        """Stand where handlers that were added since are told from the work of the step."""
+        calls.place(self._engine, Events.GET_BATCH_COMPLETED, self._receive, is_first=True)
+        calls.place(self._engine, Events.ITERATION_STARTED, self._start, is_first=False)
+        self._leave(self._begin_checkpoint, self._end_checkpoint)
+        self._surround_checkpoints()
+
     def request(self) -> None:
         """A batch is requested."""
         self._session.end_phase(CALLBACKS)

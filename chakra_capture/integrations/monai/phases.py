@@ -61,6 +61,12 @@ class TrainerPhases(EnginePhases):
         else:
             self._session.time_phase(H2D, self._stand_in_for_prepare)
 
+    def keep_place(self) -> None:
+        """Stand where handlers that were added since are told from the work of the step."""
+        super().keep_place()
+        calls.place(self._engine, IterationEvents.LOSS_COMPLETED, self._begin_backward, is_first=False)
+        calls.place(self._engine, IterationEvents.BACKWARD_COMPLETED, self._end_backward, is_first=True)
+
     def end_iteration(self, *, has_updated: bool) -> None:
         """The iteration is over, and perhaps its step."""
         self._is_inside = False
