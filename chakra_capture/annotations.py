@@ -10,6 +10,8 @@ INPUT_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER = "input_wait", "h2d", "forward", 
 VALIDATION_PHASE, CHECKPOINT, CALLBACKS = "validation", "checkpoint", "callbacks"
 BETWEEN_STEPS = (VALIDATION_PHASE, CHECKPOINT, CALLBACKS)
 PHASE_NAMES = (INPUT_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER)
+# What recording itself takes between two steps: the start and the end of a window.
+RECORDING = "recording"
 # Of a training whose forward, backward and optimizer nobody tells apart.
 ITERATION = "iteration"
 # The observer's own root nodes.

@@ -95,7 +95,7 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
     found = {(part[0], part[1]): table for part, table in parts.partition_by("place", "phase", as_dict=True).items()}
     rows, partly = [], []
     not_measured = {}
-    for place, name in _names(found, untimed.names):
+    for place, name in _names(found, untimed.reasons):
         mine = found.get((place, name), parts.clear())
         num_timed = _num_timed(mine, counted["row"], untimed, name)
         rows.append(_row(place, name, mine, num_timed, total))

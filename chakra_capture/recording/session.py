@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-from chakra_capture.annotations import INPUT_WAIT, VALIDATION_PHASE
+from chakra_capture.annotations import INPUT_WAIT, RECORDING, VALIDATION_PHASE
 from chakra_capture.config import ChakraProfileConfig, OnFault, Validation, settings_from
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
@@ -411,18 +411,27 @@ class Session:
             self._answer(self._asked)
         elif self._cycles is not None:
             before = self._recorder
-            self._cycles.enter(int(step))
+            self._apart(self._cycles.enter, int(step))
             self._note_window(before)
             self._next_step = self._cycles.next_step(step)
 
     def _leave(self, step: int) -> None:
         if self._cycles is not None:
             before = self._recorder
-            self._cycles.leave(int(step))
+            self._apart(self._cycles.leave, int(step))
             self._note_window(before)
             self._next_step = self._cycles.next_step(step + 1)
         if self._asked is not None:
             self._answer(self._asked)
+
+    def _apart(self, action: Callable[[int], None], step: int) -> None:
+        """Run ``action`` of the window; a window that ends may take minutes, and they are not the training's."""
+        steps = self._phases.steps
+        if steps is not None:
+            self._timed(steps.begin, RECORDING)
+        action(step)
+        if steps is not None:
+            self._timed(steps.end, RECORDING)
 
     def _note_window(self, before: Recorder | None) -> None:
         """Note both clocks where a window starts or ends."""

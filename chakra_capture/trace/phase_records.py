@@ -160,11 +160,6 @@ class Untimed:
             said[name].setdefault(fit, [])
         self._ranges = {name: list(self._untimed(fits)) for name, fits in said.items()}
 
-    @property
-    def names(self) -> list[str]:
-        """Every phase that the file names."""
-        return list(self._ranges)
-
     def mask(self, name: str, rows: pl.Series) -> pl.Series:
         """Say for each row whether the phase was not timed in it."""
         ranges = self._ranges.get(name, [range(self._num_steps)])

@@ -128,6 +128,16 @@ def test_recorded_steps_are_flagged_and_their_phases_are_in_both_traces(tmp_path
         assert (named.count("forward"), named.count("input_wait")) == (2, 2)
 
 
+def test_the_end_of_a_window_is_no_time_of_the_training(tmp_path):
+    with capture(settings(tmp_path, 1, 2)) as session:
+        for _ in session.steps(range(5)):
+            work()
+    gaps = [line["gap"] for line in lines(tmp_path, "step")]
+    took = gaps[3]["phases"]["recording"][0]  # the profiler ends, and two files are written
+    assert took > 1_000_000
+    assert gaps[3]["ns"] - took < took
+
+
 def test_a_step_that_raised_or_never_ended_is_partial(tmp_path):
     with capture(phases_only(tmp_path)) as session:
         with pytest.raises(ValueError, match="once"), session.step(0):
