@@ -67,9 +67,9 @@ class LoopPhases:
         if steps.is_finished or is_switched_off(os.environ):
             with registry.signals_wait():
                 self.close()
-        elif steps.is_due:
+        elif steps.is_due or steps.is_long:
             with registry.signals_wait():
-                steps.write()
+                steps.write() if steps.is_due else steps.sum_up()
 
     def begin_annotated(self, name: str) -> None:
         """Enter a phase, and show in the traces that it begins."""

@@ -92,8 +92,14 @@ class _Open:
 class Spans:
     """Follows one thread's loop: a step or the time between two, and the phases open in it, innermost last."""
 
-    def __init__(self, clock: Callable[[], int], device: DeviceClock | None = None) -> None:
-        self._clock, self._device = clock, device
+    def __init__(
+        self,
+        clock: Callable[[], int],
+        device: DeviceClock | None = None,
+        *,
+        thread: Callable[[], int] = get_ident,
+    ) -> None:
+        self._clock, self._device, self._get_ident = clock, device, thread
         self._thread = 0
         self._names: set[str] = set()
         self._stack: list[_Open] = []
@@ -103,7 +109,7 @@ class Spans:
 
     def start_step(self, step: int) -> Stretch:
         """Begin a step; returns the time since the last one."""
-        self._thread = get_ident()
+        self._thread = self._get_ident()
         gap = self._turn()
         self.step = step
         self._mark = self._device.mark() if self._device is not None else None
@@ -120,7 +126,7 @@ class Spans:
 
     def begin(self, name: str) -> None:
         """Enter a phase."""
-        if get_ident() != self._thread and not self._is_here():
+        if self._get_ident() != self._thread and not self._is_here():
             return
         if name not in self._names:
             if len(self._names) >= _MOST_NAMES:
@@ -134,7 +140,7 @@ class Spans:
 
     def end(self, name: str) -> None:
         """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""
-        if get_ident() != self._thread and not self._is_here():
+        if self._get_ident() != self._thread and not self._is_here():
             return
         now, stack = self._clock(), self._stack
         if stack and stack[-1].name == name:
@@ -151,7 +157,7 @@ class Spans:
 
     def _is_here(self) -> bool:
         """Whether the calling thread is the one that is followed: others (autograd's) run beside its phases."""
-        me = get_ident()
+        me = self._get_ident()
         if not self._thread:
             self._thread = me
         return self._thread == me

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from chakra_capture.layout import part_path
+from chakra_capture.recording.journal import Journal
 from chakra_capture.recording.manifest import ClockAnchor, Manifest
 from chakra_capture.recording.phase_file import PhaseFile
 from chakra_capture.recording.spans import DeviceClock, Spans, Stretch, Total
@@ -29,9 +30,6 @@ SCHEMA_VERSION = 1
 PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED = "profiled", "first", "partial", "update_skipped"
 # Steps whose device times may be open; of an older one they are not measured.
 _MOST_PENDING = 64
-# So many steps are put into words at once: one by one, between two steps where none of this is in a cache, each costs
-# several times as much.
-_LINES_AT_ONCE = 64
 _WHOLE = "(step)"
 
 
@@ -61,15 +59,18 @@ class StepPhases:
         if goes_on and path.exists():
             os.replace(path, part)
         self._file = PhaseFile(part, is_continued=goes_on and part.exists(), clock=clock)
-        self._spans = spans = Spans(clock, device)
+        # Marks of a device have to be put, and asked for, at the time: there nothing is noted for later.
+        self._journal = Journal(clock, self.sum_up) if device is None else None
+        self._spans = self._journal.spans if self._journal is not None else Spans(clock, device)
         # The hot path: entering a phase, or what the loop does between two steps, and leaving it.
-        self.begin, self.end = spans.begin, spans.end
+        noted = self._journal or self._spans
+        self.begin, self.end = noted.begin, noted.end
+        self.open_step: int | None = None
         self._left = max_steps
         self._flags: set[str] = {FIRST}
         self._gap: Stretch | None = None
         # Steps, and lines that come after them.
         self._pending: deque[_Ended | bytes] = deque()
-        self._ended: list[_Ended] = []
         self._quoted = _Quoted()
         self._measures: dict[str, str | None] = {}
         self._is_measures_said = True
@@ -77,14 +78,14 @@ class StepPhases:
         self._add({"kind": "open", "schema_version": SCHEMA_VERSION, **who, **_anchor()})
 
     @property
-    def open_step(self) -> int | None:
-        """The step that runs."""
-        return self._spans.step
-
-    @property
     def is_due(self) -> bool:
         """Whether ``write`` should be called."""
         return self._file.is_due
+
+    @property
+    def is_long(self) -> bool:
+        """Whether ``sum_up`` should be called."""
+        return self._journal is not None and self._journal.is_long
 
     @property
     def is_finished(self) -> bool:
@@ -93,36 +94,52 @@ class StepPhases:
 
     def start_step(self, step: int) -> None:
         """Begin a step; a step that runs, and is another one, ends cut short."""
-        if self._spans.step is not None:
-            if self._spans.step == step and PARTIAL not in self._flags:
+        if self.open_step is not None:
+            if self.open_step == step and PARTIAL not in self._flags:
                 return
             self.flag(PARTIAL)
             self.end_step()
-        self._gap = self._spans.start_step(step)
+        self.open_step = step
+        if self._journal is not None:
+            self._journal.start_step(step)
+        else:
+            self._gap = self._spans.start_step(step)
 
     def end_step(self) -> None:
         """End the step and take its record."""
-        step = self._spans.step
+        step, self.open_step = self.open_step, None
         if step is None:
             return
-        done = self._spans.end_step()
-        if not self._is_measures_said:
-            self._say_measures()
+        flags = sorted(self._flags) if self._flags else None
         # Of the steps that end in one second the last one says how much memory there was.
-        memory = self._memory() if self._file.is_due else None
-        ended = _Ended(step, done, self._gap, sorted(self._flags) if self._flags else None, memory)
+        note = (step, flags, self._memory() if self._file.is_due else None)
         self._flags.clear()
-        self._gap = None
         if self._left is not None:
             self._left -= 1
+        if self._journal is not None:
+            self._journal.end_step(note)
+        else:
+            self._take(note, self._spans.end_step(), self._gap)
+
+    def sum_up(self) -> None:
+        """Make records of what was noted so far."""
+        if self._journal is not None:
+            for note, step, gap in self._journal.replay():
+                self._take(note, step, gap)
+
+    def _take(
+        self, note: tuple[int, list[str] | None, dict[str, Any] | None], done: Stretch, gap: Stretch | None
+    ) -> None:
+        if not self._is_measures_said:
+            self._say_measures()
+        number, flags, memory = note
+        ended = _Ended(number, done, gap, flags, memory)
+        self._gap = None
         if done.marks or self._pending:
-            self._make_lines()
             self._pending.append(ended)
             self._settle(at_most=_MOST_PENDING)
-            return
-        self._ended.append(ended)
-        if len(self._ended) >= _LINES_AT_ONCE:
-            self._make_lines()
+        else:
+            self._file.add(f"{ended.text(self._quoted)}}}".encode())
 
     def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
         """The step turned out to hold no work, or work for nothing: its time belongs to the time between the steps.
@@ -131,10 +148,12 @@ class StepPhases:
             batches: numbers of the batches that came to nothing, as the framework counts.
             why: what became of them.
         """
-        step = self._spans.step
+        step, self.open_step = self.open_step, None
         if step is None:
             return
-        lost, gap = self._spans.end_step(), self._gap
+        self.sum_up()
+        gap = self._gap if self._journal is None else self._journal.take_gap()
+        lost = self._spans.end_step()
         self._release(lost)
         self._spans.stretch = _joined(gap, lost) if gap is not None else lost
         self._gap = None
@@ -145,16 +164,18 @@ class StepPhases:
     def measures(self, name: str, why_not: str | None = None) -> None:
         """Note that a phase is timed from now on, or why it is not."""
         if name not in self._measures or self._measures[name] != why_not:
+            self.sum_up()
             self._measures[name] = why_not
             self._is_measures_said = False
 
     def flag(self, flag: str) -> None:
         """Mark the step that runs."""
-        if self._spans.step is not None:
+        if self.open_step is not None:
             self._flags.add(flag)
 
     def anchor(self, event: str) -> None:
         """Note both clocks."""
+        self.sum_up()
         self._add({"kind": "anchor", "event": event, **_anchor()})
 
     def write(self) -> None:
@@ -163,7 +184,7 @@ class StepPhases:
         Raises:
             OSError: it cannot be written.
         """
-        self._make_lines()
+        self.sum_up()
         self._file.flush()
 
     def close(self) -> None:
@@ -172,9 +193,10 @@ class StepPhases:
         Raises:
             OSError: it cannot be written.
         """
-        if self._spans.step is not None:
+        if self.open_step is not None:
             self.flag(PARTIAL)
             self.end_step()
+        self.sum_up()
         self._say_measures()
         self._settle(at_most=0)
         rest = self._spans.end_step()
@@ -188,11 +210,6 @@ class StepPhases:
     def abandon(self) -> None:
         """Leave the file under its working name as it is: what was not written is lost."""
         self._file.abandon()
-
-    def _make_lines(self) -> None:
-        for ended in self._ended:
-            self._file.add(f"{ended.text(self._quoted)}}}".encode())
-        self._ended.clear()
 
     def _settle(self, *, at_most: int) -> None:
         """Hand on the records whose device times are known, in order; the oldest without them if they are too many."""
@@ -250,7 +267,6 @@ class StepPhases:
 
     def _add(self, record: dict[str, Any]) -> None:
         line = json.dumps(record, separators=(",", ":")).encode()
-        self._make_lines()
         if self._pending:
             self._pending.append(line)
         else:
