@@ -34,11 +34,6 @@ class Journal:
         # Whichever thread replays, what it replays is of the one thread that is followed.
         self.spans = Spans(lambda: self._now, thread=lambda: 1)
 
-    @property
-    def is_long(self) -> bool:
-        """Whether it should be replayed."""
-        return len(self._moves) >= _MOVES_AT_ONCE
-
     def begin(self, name: str) -> None:
         """Enter a phase."""
         if get_ident() != self._thread and not self._is_here():
@@ -58,9 +53,10 @@ class Journal:
         self._thread = get_ident()
         self._moves.append((_START_STEP, step, self._clock()))
 
-    def end_step(self, note: Any) -> None:
-        """End the step; ``note`` comes back with it."""
-        self._moves.append((_END_STEP, note, self._clock()))
+    def end_step(self, note: Any, now: int) -> bool:
+        """End the step; ``note`` comes back with it. Says whether it is time to replay."""
+        self._moves.append((_END_STEP, note, now))
+        return len(self._moves) >= _MOVES_AT_ONCE
 
     def replay(self) -> Iterator[tuple[Any, Stretch, Stretch | None]]:
         """Give the steps that have ended: (note, step, time before it); then the spans are at the present."""

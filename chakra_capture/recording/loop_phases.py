@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from chakra_capture.annotations import safe_name
-from chakra_capture.config import is_switched_off
+from chakra_capture.config import DISABLED_VARIABLE, is_switched_off
 from chakra_capture.errors import RecordingError
 from chakra_capture.recording import registry
 from chakra_capture.recording.device_clock import device_clock
@@ -37,6 +37,10 @@ class LoopPhases:
         # Annotations that are open in the trace, innermost last, and the thread they belong to.
         self.annotations: list[tuple[str, Any]] = []
         self._thread = 0
+        # Asked for in every step, where os.environ takes microseconds to say that it has no such variable.
+        raw = getattr(os.environ, "_data", None)
+        self._environ: Any = os.environ if raw is None else raw
+        self._switch: Any = DISABLED_VARIABLE if raw is None else os.environ.encodekey(DISABLED_VARIABLE)
 
     def open(self, run: Run, max_steps: int | None) -> None:
         """Begin to record."""
@@ -63,13 +67,17 @@ class LoopPhases:
             return
         if is_recorded:
             steps.flag(PROFILED)
-        steps.end_step()
+        if steps.end_step() or self._switch in self._environ:
+            with registry.signals_wait():
+                self._attend(steps)
+
+    def _attend(self, steps: StepPhases) -> None:
         if steps.is_finished or is_switched_off(os.environ):
-            with registry.signals_wait():
-                self.close()
-        elif steps.is_due or steps.is_long:
-            with registry.signals_wait():
-                steps.write() if steps.is_due else steps.sum_up()
+            self.close()
+        elif steps.is_due:
+            steps.write()
+        else:
+            steps.sum_up()
 
     def begin_annotated(self, name: str) -> None:
         """Enter a phase, and show in the traces that it begins."""

@@ -49,7 +49,7 @@ class PhaseFile:
         self._file = _open(path, is_continued=is_continued)
         self._lines: list[bytes] = []
         self._size = 0
-        self._next_ns = clock() + INTERVAL_NS
+        self.next_ns = clock() + INTERVAL_NS
         self._writer: _Writer | None = None
 
     def add(self, line: bytes) -> None:
@@ -60,7 +60,7 @@ class PhaseFile:
     @property
     def is_due(self) -> bool:
         """Whether it is time to write again."""
-        return self._clock() >= self._next_ns
+        return self._clock() >= self.next_ns
 
     def flush(self) -> None:
         """Write what is there, or hand it to the thread that writes.
@@ -69,7 +69,7 @@ class PhaseFile:
             OSError: it cannot be written.
         """
         started = self._clock()
-        self._next_ns = started + INTERVAL_NS
+        self.next_ns = started + INTERVAL_NS
         data = b"\n".join([*self._lines, b""])
         num_lines = len(self._lines)
         if self._writer is not None:

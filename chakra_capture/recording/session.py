@@ -30,6 +30,8 @@ from chakra_capture.recording.window import NEVER
 
 logger = logging.getLogger(__name__)
 
+# Names of phases whose contexts are kept for the next step.
+_MOST_CONTEXTS = 64
 _EXIT_WAIT_S = 2.0
 _ABANDON_LIMIT_S = 2.0
 Batch = TypeVar("Batch")
@@ -66,6 +68,7 @@ class Session:
         # The whole hot path: below this step there is nothing to do.
         self._next_step = NEVER
         self._step_context = _StepContext(self)
+        self._contexts: dict[str, _Phase] = {}
 
     @property
     def paths(self) -> RunPaths | None:
@@ -103,16 +106,21 @@ class Session:
             self._guarded(self._enter, step)
         steps = self._phases.steps
         if steps is not None:
-            self._timed(steps.start_step, step)
+            try:
+                steps.start_step(step)
+            except Exception as fault:
+                self._give_up_phases(fault)
 
     def end_step(self, step: int) -> None:
         """Tell that global step ``step`` is over."""
         phases = self._phases
-        is_recorded = self._is_step_recorded
-        if is_recorded:
+        if phases.annotations:
             self._timed(phases.end_annotation)
         if phases.steps is not None:
-            self._timed(phases.end_step, step, is_recorded)
+            try:
+                phases.end_step(step, self._is_step_recorded)
+            except Exception as fault:
+                self._give_up_phases(fault)
         if step >= self._next_step:
             self._guarded(self._leave, step)
 
@@ -181,12 +189,14 @@ class Session:
         step = first_step
         while True:
             self.start_step(step)
+            self.begin_phase(INPUT_WAIT)
             try:
-                with self.phase(INPUT_WAIT):
-                    batch = next(source)
+                batch = next(source)
             except StopIteration:
                 self.abort_step()
                 return
+            finally:
+                self.end_phase(INPUT_WAIT)
             yield step, batch
             self.end_step(step)
             step += 1
@@ -200,7 +210,12 @@ class Session:
         """
         if self._phases.steps is None and not self._is_step_recorded:
             return nullcontext()
-        return _Phase(self, name)
+        context = self._contexts.get(name)
+        if context is None:
+            context = _Phase(self, name)
+            if len(self._contexts) < _MOST_CONTEXTS:
+                self._contexts[name] = context
+        return context
 
     def begin_phase(self, name: str) -> None:
         """Enter a phase; ``phase`` is the same as a context."""
@@ -519,7 +534,7 @@ class _StepContext:
 
 
 class _Phase:
-    """What ``Session.phase`` returns."""
+    """What ``Session.phase`` returns; one object per name, for it holds nothing of a step."""
 
     __slots__ = ("_name", "_session")
 

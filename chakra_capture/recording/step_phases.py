@@ -54,7 +54,7 @@ class StepPhases:
         device: DeviceClock | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._path, self._device = path, device
+        self._path, self._device, self._clock = path, device, clock
         part = part_path(path)
         if goes_on and path.exists():
             os.replace(path, part)
@@ -83,11 +83,6 @@ class StepPhases:
         return self._file.is_due
 
     @property
-    def is_long(self) -> bool:
-        """Whether ``sum_up`` should be called."""
-        return self._journal is not None and self._journal.is_long
-
-    @property
     def is_finished(self) -> bool:
         """Whether as many steps are recorded as were asked for."""
         return self._left == 0
@@ -105,21 +100,25 @@ class StepPhases:
         else:
             self._gap = self._spans.start_step(step)
 
-    def end_step(self) -> None:
-        """End the step and take its record."""
+    def end_step(self) -> bool:
+        """End the step and take its record; says whether there is more to do: to write, sum up or finish."""
         step, self.open_step = self.open_step, None
         if step is None:
-            return
-        flags = sorted(self._flags) if self._flags else None
+            return False
+        flags = None
+        if self._flags:
+            flags = sorted(self._flags)
+            self._flags.clear()
+        now = self._clock()
+        is_due = now >= self._file.next_ns
         # Of the steps that end in one second the last one says how much memory there was.
-        note = (step, flags, self._memory() if self._file.is_due else None)
-        self._flags.clear()
+        note = (step, flags, self._memory() if is_due else None)
         if self._left is not None:
             self._left -= 1
-        if self._journal is not None:
-            self._journal.end_step(note)
-        else:
+        if self._journal is None:
             self._take(note, self._spans.end_step(), self._gap)
+            return is_due or self._left == 0
+        return self._journal.end_step(note, now) or is_due or self._left == 0
 
     def sum_up(self) -> None:
         """Make records of what was noted so far."""

@@ -27,7 +27,7 @@ def test_package_imports_no_framework():
 
 
 def test_adapter_imports_its_framework_alone():
-    # What the framework itself imports is its own affair (Lightning and MONAI import Transformers where it is installed).
+    # What the framework itself imports is its own affair: Lightning and MONAI import Transformers if it is there.
     found = run_python(f"""
         import sys
         from importlib import import_module

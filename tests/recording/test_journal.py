@@ -46,7 +46,7 @@ def test_replayed_at_any_time_the_steps_are_those_of_spans_that_are_told_at_once
         if kind == "step":
             journal.start_step(number)
             gap = spans.start_step(number)
-            journal.end_step(number)
+            journal.end_step(number, journal._clock())
             expected.append((number, content(spans.end_step()), content(gap)))
             number += 1
         elif kind == "replay":
@@ -76,7 +76,7 @@ def test_what_another_thread_does_is_not_noted_and_any_thread_may_replay():
     thread.start()
     thread.join()
     journal.end("backward")
-    journal.end_step("note")
+    journal.end_step("note", clock())
     thread = threading.Thread(target=lambda: found.extend(journal.replay()))
     thread.start()
     thread.join()
@@ -99,5 +99,5 @@ def test_a_step_without_end_is_summed_up_in_between():
         journal.end("forward")
         assert len(journal._moves) <= 4096
     assert len(calls) == 4
-    journal.end_step(None)
+    journal.end_step(None, 0)
     assert [step.totals["forward"].calls for _, step, _ in journal.replay()] == [10_000]
