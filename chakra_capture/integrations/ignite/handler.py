@@ -212,7 +212,7 @@ class ChakraProfileHandler:
         if self._is_open and self._is_group_lost(engine, has_run_ended=False):
             self._abort(engine)
         if self._phases is not None:
-            self._phases.go_between()
+            self._phases.end_epoch()
 
     def _abort(self, engine: Engine) -> None:
         self._is_open = False

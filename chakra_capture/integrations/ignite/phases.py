@@ -23,7 +23,7 @@ class EnginePhases:
 
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine, self._session = engine, session
-        self._is_waiting = False  # for the handlers of others, between a batch and its iteration
+        self._has_early = False  # handlers of others between a batch and its iteration
 
     def install(self) -> None:
         """Listen to the engine."""
@@ -42,6 +42,7 @@ class EnginePhases:
         calls.place(self._engine, Events.ITERATION_STARTED, self._start, is_first=False)
         self._leave(self._begin_checkpoint, self._end_checkpoint)
         self._surround_checkpoints()
+        self._has_early = any(calls.has_others(self._engine, event) for event in _BEFORE_ITERATION)
 
     def request(self) -> None:
         """A batch is requested."""
@@ -54,18 +55,21 @@ class EnginePhases:
 
     def go_between(self) -> None:
         """What follows is no work of a step: handlers, until the next request."""
-        self._session.end_phase(INPUT_WAIT)
         self._session.begin_phase(CALLBACKS)
+
+    def end_epoch(self) -> None:
+        """The last request of an epoch of unknown length has got no batch."""
+        self._session.end_phase(INPUT_WAIT)
+        self.go_between()
 
     def _receive(self, engine: Engine) -> None:
         self._session.end_phase(INPUT_WAIT)
         # A phase costs microseconds: none is begun for nobody.
-        self._is_waiting = any(calls.has_others(engine, event) for event in _BEFORE_ITERATION)
-        if self._is_waiting:
+        if self._has_early:
             self._session.begin_phase(CALLBACKS)
 
     def _start(self, engine: Engine) -> None:
-        if self._is_waiting:
+        if self._has_early:
             self._session.end_phase(CALLBACKS)
         if self.inside:
             self._session.begin_phase(self.inside)

@@ -79,16 +79,20 @@ class TrainerPhases(EnginePhases):
     def _start(self, engine: Engine) -> None:
         super()._start(engine)
         self._is_inside = True
-        for part, mine, name in (("inferer", self._inferer, FORWARD), ("prepare_batch", self._prepare, H2D)):
-            if mine is not None and getattr(engine, part) is not mine:
-                self._notice_replaced(part, name)
-        if engine.optimizer is not self._optimizer:
+        trainer: Any = engine
+        if trainer.inferer is not self._inferer and self._inferer is not None:
+            self._inferer = None
+            self._notice_replaced("inferer", FORWARD)
+        if trainer.prepare_batch is not self._prepare and self._prepare is not None:
+            self._prepare = None
+            self._notice_replaced("prepare_batch", H2D)
+        if trainer.optimizer is not self._optimizer:
             if self._optimizer is not None:
                 logger.warning(
                     "The trainer's optimizer was replaced in the middle of the run; the new one is timed from here."
                 )
-            self._optimizer = engine.optimizer
-        self._is_sure_of_update = self._updates.enter(engine.optimizer)
+            self._optimizer = trainer.optimizer
+        self._is_sure_of_update = self._updates.enter(trainer.optimizer)
 
     def _stand_in_for_inferer(self) -> Callable[[], None]:
         self._inferer = TimedCall(self._engine.inferer, self._begin_forward, self._end_forward)
@@ -121,10 +125,6 @@ class TrainerPhases(EnginePhases):
             self._session.end_phase(FORWARD)
 
     def _notice_replaced(self, part: str, name: str) -> None:
-        if name == FORWARD:
-            self._inferer = None
-        else:
-            self._prepare = None
         why = f"the trainer's {part} was replaced in the middle of the run"
         self._session.measures(name, why)
         logger.warning("The phase %s is not measured any more: %s.", name, why)
