@@ -43,7 +43,7 @@ def trouble(kind: str) -> None:
     def after_update(*_: Any) -> None:
         number = next(num_updates)
         if kind == "late" and number == 2:
-            time.sleep(0.5)
+            time.sleep(2)  # a first start of the profiler, on the other rank, may take a second of it
         if kind == "full" and number == 2:
             # A limit on the size of a file stands in for a full disk: writes past it fail the same way.
             resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
