@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
+from traceml_run import traceml_command
 
 BARS_US = {"plain": 30, "monai": 50, "lightning": 50}
 COLD_STEPS = 30
@@ -173,17 +174,8 @@ def their_process(case: str, tool: str, num_steps: int, python: Path) -> tuple[f
     with tempfile.TemporaryDirectory() as name:
         out = Path(name) / "times.json"
         off = ["--disable-traceml"] if tool == "none" else []
-        command = [
-            str(python.with_name("traceml")),
-            "run",
-            "--mode",
-            "summary",
-            "--logs-dir",
-            name,
-            "--run-name",
-            "run",
-        ]
-        command += [*off, str(Path(__file__).resolve()), "--args", "--job", case, tool, str(num_steps), str(out)]
+        command = traceml_command(python, name, "run", *off)
+        command += [str(Path(__file__).resolve()), "--args", "--job", case, tool, str(num_steps), str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=name)
         if done.returncode or not out.exists():
             print(f"{' '.join(command)} ends with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")

@@ -23,6 +23,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from traceml_run import traceml_command
 from truth_job import CASES
 
 JOB = Path(__file__).with_name("truth_job.py")
@@ -76,16 +77,7 @@ def ours(case: str, folder: Path) -> Run:
 
 def theirs(case: str, folder: Path, python: Path) -> Run:
     out = folder / "truth.json"
-    command = [
-        str(python.with_name("traceml")),
-        "run",
-        "--mode",
-        "summary",
-        "--logs-dir",
-        "logs",
-        "--run-name",
-        "truth",
-    ]
+    command = traceml_command(python, "logs", "truth")
     run([*command, str(JOB), "--args", case, "theirs", str(out)], folder)
     with sqlite3.connect(folder / "logs/truth/aggregator/telemetry") as database:
         rows = database.execute("SELECT step, events_json FROM step_time_samples ORDER BY step").fetchall()

@@ -27,12 +27,13 @@ from chakra_capture.annotations import BACKWARD, FORWARD, INPUT_WAIT
 from chakra_capture.config import phases_only, settings_from
 from chakra_capture.errors import InitError, SettingsError
 from chakra_capture.phases.loop import PlainLoop
-from chakra_capture.phases.wrapped import Batches, Call, Loader, Loss, Proxy, SizedLoader, replace_step
+from chakra_capture.phases.wrapped import Batches, Call, Loader, Loss, SizedLoader, replace_step
 from chakra_capture.recording import registry
 from chakra_capture.recording.session import Session
+from chakra_capture.recording.standin import StandIn
 
 _OWNER = "phases"
-_WRAPPED = (Proxy, Loss, Batches)
+_WRAPPED = (StandIn, Loss, Batches)
 T = TypeVar("T")
 
 

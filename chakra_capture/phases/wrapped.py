@@ -11,49 +11,25 @@ import torch
 from chakra_capture.annotations import BACKWARD, INPUT_WAIT, OPTIMIZER
 from chakra_capture.phases.loop import PlainLoop, Reading
 from chakra_capture.recording import registry
+from chakra_capture.recording.standin import StandIn
 
 T = TypeVar("T")
 
 
-def _itself(thing: T) -> T:
-    return thing
-
-
-class Proxy:
-    """Stands before something of the user's: what he reads, writes, copies and pickles is his own."""
-
-    def __init__(self, loop: PlainLoop, thing: Any) -> None:
-        object.__setattr__(self, "_loop", loop)
-        object.__setattr__(self, "_thing", thing)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._thing, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._thing, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._thing, name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _itself, (self._thing,)
-
-
-class Call(Proxy):
+class Call(StandIn):
     """A timed function or module."""
 
     def __init__(self, loop: PlainLoop, thing: Any, name: str) -> None:
-        super().__init__(loop, thing)
-        object.__setattr__(self, "_name", name)
+        super().__init__(thing, _chakra_loop=loop, _chakra_name=name)
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         # Known to the compiler as true, so of ours nothing is in what it compiles.
-        if torch.compiler.is_dynamo_compiling() or not self._loop.begin(self._name):
-            return self._thing(*arguments, **options)
+        if torch.compiler.is_dynamo_compiling() or not self._chakra_loop.begin(self._chakra_name):
+            return self._chakra_thing(*arguments, **options)
         try:
-            return self._thing(*arguments, **options)
+            return self._chakra_thing(*arguments, **options)
         finally:
-            self._loop.end(self._name)
+            self._chakra_loop.end(self._chakra_name)
 
 
 class Loss:
@@ -77,20 +53,19 @@ class Loss:
             self._loop.end(BACKWARD)
 
 
-class Loader(Proxy):
+class Loader(StandIn):
     """A loader whose iterations are followed."""
 
     def __init__(self, loop: PlainLoop, thing: Any, size: int) -> None:
-        super().__init__(loop, thing)
-        object.__setattr__(self, "_size", size)
+        super().__init__(thing, _chakra_loop=loop, _chakra_size=size)
 
     def __iter__(self) -> "Batches":
-        return Batches(self._loop, self._thing, None, self._size)
+        return Batches(self._chakra_loop, self._chakra_thing, None, self._chakra_size)
 
 
 class SizedLoader(Loader):
     def __len__(self) -> int:
-        return len(self._thing)
+        return len(self._chakra_thing)
 
 
 class Batches:

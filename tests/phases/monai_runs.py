@@ -13,6 +13,9 @@ from torch.utils.data import IterableDataset
 
 CPU = torch.device("cpu")
 PHASES = "0_phases/rank-0.jsonl"
+PHASES_ONLY = {"enabled": True, "start_step": None, "trace_dir": "chakra_traces"}
+# What an engine that is traced has.
+OURS = "_chakra_capture_handler"
 
 
 def rows(size: int) -> list[dict[str, torch.Tensor]]:

@@ -9,16 +9,13 @@ from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint, DiskSaver
 
 from chakra_capture.integrations.ignite import ChakraProfileHandler
-from phases.monai_runs import calls, lines, measured, ms, steps
+from phases.monai_runs import PHASES_ONLY, calls, lines, measured, ms, steps
 
 NAP = 0.02
 NAP_MS = 20
-PHASES_ONLY = {"enabled": True, "start_step": None, "trace_dir": "chakra_traces"}
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def nap(*_: Any) -> None:

@@ -28,6 +28,8 @@ from chakra_capture.integrations.monai.phases import TrainerPhases
 from chakra_capture.recording import registry
 from phases.monai_runs import (
     CPU,
+    OURS,
+    PHASES_ONLY,
     Napping,
     NappingSGD,
     Slow,
@@ -48,15 +50,9 @@ from phases.monai_runs import (
 NAP = 0.02
 NAP_MS = 20
 PARTS = ("input_wait", "forward", "backward", "optimizer")
-PHASES_ONLY = {"enabled": True, "start_step": None, "trace_dir": "chakra_traces"}
-OURS = "_chakra_capture_handler"
 
 
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    yield
-    registry.release_init()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def run(**chosen: Any) -> list[int]:
@@ -222,40 +218,39 @@ class Critic(torch.nn.Module):
         return self.weight * inputs.mean()
 
 
+def adversaries(handler: Any, first: torch.nn.Module, second: torch.nn.Module) -> dict[str, Any]:
+    """What both kinds of adversarial trainer take."""
+    return {
+        "device": CPU,
+        "max_epochs": 1,
+        "train_data_loader": sized(),
+        "g_network": first,
+        "g_optimizer": torch.optim.SGD(first.parameters(), lr=0.01),
+        "d_network": second,
+        "d_optimizer": torch.optim.SGD(second.parameters(), lr=0.01),
+        "train_handlers": [handler],
+    }
+
+
 def gan(handler: Any) -> Any:
     first, second = torch.nn.Linear(4, 4), Critic()
     return GanTrainer(
-        device=CPU,
-        max_epochs=1,
-        train_data_loader=sized(),
-        g_network=first,
-        g_optimizer=torch.optim.SGD(first.parameters(), lr=0.01),
+        **adversaries(handler, first, second),
         g_loss_function=lambda found: second(found).mean(),
-        d_network=second,
-        d_optimizer=torch.optim.SGD(second.parameters(), lr=0.01),
         d_loss_function=lambda fake, real: second(fake).mean() - second(real).mean(),
         g_prepare_batch=lambda num_latents, **_: torch.ones(num_latents, 4),
         d_prepare_batch=lambda batch, *_, **__: batch["image"],
         d_train_steps=1,
         latent_shape=4,
-        train_handlers=[handler],
     )
 
 
 def adversarial(handler: Any) -> Any:
-    first, second = torch.nn.Linear(4, 1), Critic()
     return AdversarialTrainer(
-        device=CPU,
-        max_epochs=1,
-        train_data_loader=sized(),
-        g_network=first,
-        g_optimizer=torch.optim.SGD(first.parameters(), lr=0.01),
+        **adversaries(handler, torch.nn.Linear(4, 1), Critic()),
         g_loss_function=lambda found: found.mean(),
         recon_loss_function=torch.nn.MSELoss(),
-        d_network=second,
-        d_optimizer=torch.optim.SGD(second.parameters(), lr=0.01),
         d_loss_function=lambda real, fake: fake.mean() - real.mean(),
-        train_handlers=[handler],
     )
 
 

@@ -21,9 +21,10 @@ from monai.handlers import CheckpointSaver, ValidationHandler
 from recording.recorded import check_pair, manifest
 
 from chakra_capture.integrations.monai import ChakraProfileHandler, TraceMLHandler
-from chakra_capture.recording import registry
 from phases.monai_runs import (
     CPU,
+    OURS,
+    PHASES_ONLY,
     Slow,
     Stream,
     calls,
@@ -35,15 +36,7 @@ from phases.monai_runs import (
     trainer,
 )
 
-PHASES_ONLY = {"enabled": True, "start_step": None, "trace_dir": "chakra_traces"}
-OURS = "_chakra_capture_handler"
-
-
-@pytest.fixture(autouse=True)
-def _own_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    yield
-    registry.release_init()
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def test_groups_are_those_of_the_handed_case():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from chakra_capture.recording.journal import Journal
 from chakra_capture.recording.spans import Spans, Stretch
+from recording.loops import Clock
 
 NAMES = ("input_wait", "forward", "backward", "callbacks")
 MOVES = st.lists(
@@ -19,15 +20,6 @@ MOVES = st.lists(
     ),
     max_size=60,
 )
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        self.now += 1
-        return self.now
 
 
 def content(stretch: Stretch) -> tuple[Any, ...]:

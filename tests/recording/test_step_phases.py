@@ -21,7 +21,7 @@ from chakra_capture import capture
 from chakra_capture.recording.manifest import Manifest
 from chakra_capture.recording.phase_file import INTERVAL_NS
 from chakra_capture.recording.step_phases import StepPhases
-from recording.loops import work
+from recording.loops import Clock, work
 from recording.recorded import check_pair, entries, files, manifest, settings
 
 PHASES = "0_phases/rank-0.jsonl"
@@ -34,15 +34,6 @@ def lines(trace_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def phases_only(folder: Path, **changes: Any):
     return settings(folder, None, None, **changes)
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0
-
-    def __call__(self) -> int:
-        self.now += 1
-        return self.now
 
 
 class SlowDevice:
@@ -304,15 +295,19 @@ def test_times_of_the_device_come_when_it_has_answered_and_steps_keep_their_orde
     assert sorted(device.free) == [*range(1, device.num_marks + 1)]
 
 
-def test_times_of_the_device_are_exclusive_too_and_a_phase_it_cannot_compare_is_left_out(tmp_path):
-    device = SlowDevice(after=0)
-    phases = recorder(tmp_path, device=device)
+def begin_with_nested_phases(phases: StepPhases) -> None:
     phases.start_step(0)  # mark 1
     phases.begin("optimizer")  # 2
     phases.begin("forward")  # 3
     phases.end("forward")  # 4
     phases.end("optimizer")  # 5
-    phases.end_step()  # 6
+
+
+def test_times_of_the_device_are_exclusive_too_and_a_phase_it_cannot_compare_is_left_out(tmp_path):
+    device = SlowDevice(after=0)
+    phases = recorder(tmp_path, device=device)
+    begin_with_nested_phases(phases)
+    phases.end_step()  # mark 6
     device.elapsed_ns = lambda first, last: None
     phases.start_step(1)
     phases.end_step()
@@ -326,12 +321,8 @@ def test_a_phase_that_the_device_knows_in_part_has_no_time_there(tmp_path, unkno
     device = SlowDevice(after=0)
     device.elapsed_ns = lambda first, last: None if (first, last) == unknown else 100 * (last - first)
     phases = recorder(tmp_path, device=device)
-    phases.start_step(0)  # mark 1
-    phases.begin("optimizer")  # 2
-    phases.begin("forward")  # 3
-    phases.end("forward")  # 4
-    phases.end("optimizer")  # 5
-    phases.begin("backward")  # 6
+    begin_with_nested_phases(phases)
+    phases.begin("backward")  # mark 6
     phases.end("backward")  # 7
     phases.end_step()  # 8
     phases.close()

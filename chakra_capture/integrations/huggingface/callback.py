@@ -9,6 +9,7 @@ from transformers import Trainer, TrainerCallback
 
 from chakra_capture.annotations import BACKWARD, FORWARD, H2D, INPUT_WAIT, OPTIMIZER
 from chakra_capture.config import settings_from
+from chakra_capture.integrations.ending import close_and_detach
 from chakra_capture.integrations.huggingface.follower import TrainerFollower
 from chakra_capture.integrations.huggingface.phases import TrainerPhases
 from chakra_capture.recording.manifest import Reason
@@ -151,13 +152,7 @@ class ChakraProfileCallback(TrainerCallback):  # type: ignore[misc]
         follower, self._follower = self._follower, None
         self._phases = self._state = None
         self._is_open = False
-        try:
-            # First, for the phases are hooked up upon what the follower has replaced.
-            if session is not None:
-                session.close(reason, error)
-        finally:
-            if follower is not None:
-                follower.detach()
+        close_and_detach(session, follower, reason, error)
 
 
 def _calling_trainer(frame: FrameType | None) -> Trainer | None:

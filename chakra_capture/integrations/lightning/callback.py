@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from chakra_capture.config import settings_from
 from chakra_capture.errors import MissingDependencyError
+from chakra_capture.integrations.ending import close_and_detach
 from chakra_capture.integrations.lightning.steps import StepFollower
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording.manifest import Reason
@@ -160,13 +161,7 @@ class ChakraProfileCallback(_Callback):
         session, self._session = self._session, None
         follower, self._follower = self._follower, None
         self._give_back_the_first_place(trainer)
-        try:
-            # First, for the phases are hooked up upon what the follower has wrapped.
-            if session is not None:
-                session.close(reason, error)
-        finally:
-            if follower is not None:
-                follower.detach()
+        close_and_detach(session, follower, reason, error)
 
     def _give_back_the_first_place(self, trainer: Any) -> None:
         """Stand again behind those that stood before us; what others have changed in the list stays."""
