@@ -12,6 +12,9 @@ BETWEEN_STEPS = (VALIDATION_PHASE, CHECKPOINT, CALLBACKS)
 PHASE_NAMES = (INPUT_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER)
 # What recording itself takes between two steps: the start and the end of a window.
 RECORDING = "recording"
+# What may be said of a step, and what the whole of it is called on the device's time line.
+PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED = "profiled", "first", "partial", "update_skipped"
+WHOLE_STEP = "(step)"
 # Of a training whose forward, backward and optimizer nobody tells apart.
 ITERATION = "iteration"
 # The observer's own root nodes.

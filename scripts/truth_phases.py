@@ -30,7 +30,6 @@ JOB = Path(__file__).with_name("truth_job.py")
 BAR_NS = 1_000_000
 COLD_STEPS = 2
 PHASES = ("input_wait", "forward", "backward", "optimizer", "residual")
-BETWEEN_STEPS = ("validation", "checkpoint", "callbacks")
 THEIR_NAMES = {
     "input_wait": "dataloader_next",
     "forward": "forward_time",

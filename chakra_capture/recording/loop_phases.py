@@ -10,13 +10,13 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from chakra_capture.annotations import safe_name
+from chakra_capture.annotations import PROFILED, safe_name
 from chakra_capture.config import DISABLED_VARIABLE, is_switched_off
 from chakra_capture.errors import RecordingError
 from chakra_capture.recording import registry
 from chakra_capture.recording.device_clock import device_clock
 from chakra_capture.recording.run import Run
-from chakra_capture.recording.step_phases import PROFILED, StepPhases
+from chakra_capture.recording.step_phases import StepPhases
 
 logger = logging.getLogger(__name__)
 

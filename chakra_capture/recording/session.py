@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-from chakra_capture.annotations import INPUT_WAIT, RECORDING, VALIDATION_PHASE
+from chakra_capture.annotations import INPUT_WAIT, PARTIAL, RECORDING, UPDATE_SKIPPED, VALIDATION_PHASE
 from chakra_capture.config import ChakraProfileConfig, OnFault, Validation, settings_from
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
@@ -25,7 +25,6 @@ from chakra_capture.recording.notices import warn_of_what_will_not_be
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
-from chakra_capture.recording.step_phases import PARTIAL, UPDATE_SKIPPED
 from chakra_capture.recording.window import NEVER
 
 logger = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from chakra_capture.annotations import FIRST, PARTIAL, WHOLE_STEP
 from chakra_capture.layout import part_path
 from chakra_capture.recording.journal import Journal
 from chakra_capture.recording.manifest import ClockAnchor, Manifest
@@ -27,10 +28,8 @@ from chakra_capture.recording.phase_file import PhaseFile
 from chakra_capture.recording.spans import DeviceClock, Spans, Stretch, Total
 
 SCHEMA_VERSION = 1
-PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED = "profiled", "first", "partial", "update_skipped"
 # Steps whose device times may be open; of an older one they are not measured.
 _MOST_PENDING = 64
-_WHOLE = "(step)"
 
 
 class StepPhases:
@@ -246,7 +245,7 @@ class StepPhases:
         for marks in stretch.marks:
             assert self._device is not None
             elapsed = self._device.elapsed_ns(marks.first, marks.last)
-            name = _WHOLE if marks.name is None else marks.name
+            name = WHOLE_STEP if marks.name is None else marks.name
             if elapsed is None:
                 unknown |= {name, marks.outer}
                 continue

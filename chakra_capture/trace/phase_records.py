@@ -13,6 +13,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 import polars as pl
 
+from chakra_capture.annotations import FIRST, PARTIAL, PROFILED, UPDATE_SKIPPED, WHOLE_STEP
 from chakra_capture.errors import TraceFileError
 
 # Sums of three of them stay within 64 bits.
@@ -107,7 +108,6 @@ class _Close(_Line, tag="close"):
 
 
 _DECODER = msgspec.json.Decoder(_Open | _Measures | _Step | _Dropped | _Anchor | _Close)
-_WHOLE_STEP = "(step)"
 
 
 @dataclass(slots=True)
@@ -315,8 +315,8 @@ class _Rows:
     def add(self, line: _Step) -> None:
         row, device = self.steps.height, line.device_ns or {}
         gap_ns = line.gap.ns if line.gap is not None else None
-        flags = [name in line.flags for name in ("profiled", "first", "partial", "update_skipped")]
-        whole = device.get(_WHOLE_STEP)
+        flags = [name in line.flags for name in (PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED)]
+        whole = device.get(WHOLE_STEP)
         ts = None if self._offset_ns is None else line.begin_ns + self._offset_ns
         self.steps.add(self._fit, line.step, line.begin_ns, ts, line.ns, gap_ns, *flags, line.rss_bytes, whole)
         for name, (ns, calls) in line.phases.items():

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
+from chakra_capture.annotations import PHASE_NAMES
+
 SCHEMA_VERSION = 1
 
 
@@ -93,7 +95,7 @@ EDGES = Table(
     ),
 )
 
-PHASES = ("input_wait", "h2d", "forward", "backward", "optimizer", "residual")
+PHASES = (*PHASE_NAMES, "residual")
 
 STEPS = Table(
     "steps",
