@@ -47,8 +47,8 @@ def merge(
     NeMo, chakra's scripts or torch.profiler wrote. Host or device traces alone merge too.
 
     Each rank gets rank=<R>/nodes.parquet, edges.parquet, steps.parquet and link.json under
-    <job>_merged beside the traces. A rank that cannot be merged is reported, the others merge, and
-    the exit status is 1.
+    <job>_merged beside the traces; steps.parquet has the recorded phases of each step. A rank that
+    cannot be merged is reported, the others merge, and the exit status is 1.
 
     Examples:
         chakra-capture merge /data/traces

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -127,6 +128,23 @@ def test_the_end_of_a_window_is_no_time_of_the_training(tmp_path):
     took = gaps[3]["phases"]["recording"][0]  # the profiler ends, and two files are written
     assert took > 1_000_000
     assert gaps[3]["ns"] - took < took
+
+
+def test_a_wall_clock_that_is_stepped_in_mid_run_changes_no_duration(tmp_path, monkeypatch):
+    real, started = time.time_ns, time.monotonic_ns()
+    with capture(phases_only(tmp_path)) as session:
+        for step, _ in session.steps(range(4)):
+            if step == 1:
+                monkeypatch.setattr(time, "time_ns", lambda: real() - 3_600_000_000_000)
+                monkeypatch.setattr(time, "time", lambda: real() / 1e9 - 3600)
+            with session.phase("forward"):
+                time.sleep(0.005)
+    lasted = time.monotonic_ns() - started
+    opened, steps, closed = lines(tmp_path)[0], lines(tmp_path, "step"), lines(tmp_path)[-1]
+    assert closed["unix_ns"] < opened["unix_ns"]  # it was stepped
+    assert all(5_000_000 <= line["phases"]["forward"][0] <= line["ns"] for line in steps)
+    total = sum(line["ns"] + line["gap"]["ns"] for line in steps) + closed["gap"]["ns"]
+    assert 4 * 5_000_000 <= total <= lasted
 
 
 def test_a_step_that_raised_or_never_ended_is_partial(tmp_path):
