@@ -18,6 +18,9 @@ SUMMARY_FILE = "final_summary.json"
 NODES_FILE = "nodes.parquet"
 EDGES_FILE = "edges.parquet"
 STEPS_FILE = "steps.parquet"
+COMMUNICATION_FILE = "communication.parquet"
+COLLECTIVES_FILE = "collectives.parquet"
+ALIGNMENT_FILE = "alignment.json"
 LINK_FILE = "link.json"
 
 RUN_FOLDER_NAME = re.compile(r"(?P<job>.+)_(?P<part>chakra|kineto|phases|run|merged)")

@@ -73,8 +73,9 @@ NODES = Table(
         Column("phase", _TEXT, "step phase; null until phases are joined"),
         Column("collective", _TEXT, "collective operation of a communication row, e.g. all_reduce: as its arguments "
                "state it, else by its name, else (SendRecv and generic kernels) that of the op that launched it"),
-        Column("process_group", _TEXT, "process group of a communication row; null until groups are joined"),
-        Column("comm_bytes", _INT, "bytes of a communication row; null until sizes are joined", "bytes"),
+        Column("process_group", _TEXT, "name of the process group of a communication row; null where nothing tells"),
+        Column("comm_bytes", _INT, "bytes that this rank puts into the operation of a communication row, or gets from "
+               "it where it puts nothing in (recv, scatter); barrier: 0; null where nothing tells", "bytes"),
         Column("input_shapes", _TEXT, "shapes of the inputs, JSON"),
         Column("input_types", _TEXT, "types of the inputs, JSON"),
         Column("args", _TEXT, "JSON of all that has no column; 'cat' is the category of the device file, "
@@ -137,5 +138,64 @@ STEPS = Table(
         Column("update_skipped", pl.Boolean, "the optimizer skipped the update; null = not known"),
     ),
 )
+
+_OF_OPERATION = (
+    Column("process_group", _TEXT, "name of the process group; null where nothing tells"),
+    Column("mesh_dim", _TEXT, "dimension of the device mesh that the group serves (dp, tp, pp, cp, ep), by its "
+           "description; null for none"),
+    Column("group_ranks", pl.List(_INT), "global ranks of the group; null where nothing tells"),
+    Column("collective", _TEXT, "operation that was asked for, e.g. all_reduce, send"),
+    Column("dtype", _TEXT, "element type, as torch spells it (float32)"),
+    Column("comm_bytes", _INT, "as in nodes", "bytes"),
+    Column("seq", _INT, "sequence number within the group, as recorded"),
+)  # fmt: skip
+
+COMMUNICATION = Table(
+    "communication",
+    "one row per communication operation of one rank, in order of issue",
+    (
+        Column("window", pl.Int32, "recorded window"),
+        Column("node_id", _INT, "row of nodes that ran it: kernel, else annotation of the backend, else host op"),
+        Column("host_node_id", _INT, "host op that asked for it; null where none is recorded"),
+        *_OF_OPERATION,
+        Column("algorithm", _TEXT, "how it ran: of a kernel its algorithm and protocol (RING_LL), on a backend that "
+               "has no such operation the one it ran instead (gloo: all_reduce for reduce_scatter)"),
+        Column("in_bytes", _INT, "bytes that this rank puts in; null where nothing tells", "bytes"),
+        Column("out_bytes", _INT, "bytes that this rank gets; null where nothing tells", "bytes"),
+        Column("root", _INT, "global rank of the root (broadcast, reduce, gather, scatter)"),
+        Column("peer", _INT, "global rank of the other side of a send or recv"),
+        Column("tag", _INT, "tag of a send or recv"),
+        Column("step", _INT, "as in nodes"),
+        Column("issued_ns", _INT, "start of the host op that asked for it, Unix epoch", "ns"),
+        Column("ts_ns", _INT, "start of the row that ran it, Unix epoch: the rank has arrived", "ns"),
+        Column("dur_ns", _INT, "its duration: waiting for the other ranks and transfer", "ns"),
+    ),
+)  # fmt: skip
+
+COLLECTIVES = Table(
+    "collectives",
+    "one row per communication operation of the run and rank that took part, in order of operation and rank",
+    (
+        Column("collective_id", _INT, "number of the operation within the run"),
+        Column("rank", _INT, "global rank"),
+        Column("window", pl.Int32, "recorded window"),
+        Column("order", _INT, "how many operations of its group (send, recv: of its two ranks and tag) this rank had "
+               "issued before within the window"),
+        *_OF_OPERATION,
+        Column("num_ranks", _INT, "ranks that take part: members of the group, 2 for send and recv; null: not known"),
+        Column("num_found", _INT, "ranks of which it is recorded"),
+        Column("step", _INT, "as in nodes"),
+        Column("node_id", _INT, "row of nodes of this rank that ran it"),
+        Column("host_node_id", _INT, "host op of this rank that asked for it"),
+        Column("arrival_ns", _INT, "when this rank arrived, on the clock of the reference rank (alignment.json)", "ns"),
+        Column("end_ns", _INT, "when it ended on this rank, on the same clock", "ns"),
+        Column("wait_ns", _INT, "from this rank's arrival to the last one's; null where a rank is missing or the "
+               "clocks cannot be compared", "ns"),
+        Column("transfer_ns", _INT, "from the last arrival to the end on this rank; null like wait_ns", "ns"),
+        Column("skew_ns", _INT, "from the first arrival to the last one; null like wait_ns", "ns"),
+        Column("last_rank", _INT, "rank that arrived last; null like wait_ns"),
+        Column("mismatch", _TEXT, "how the ranks differ (type, size, root), or which ranks lack it; null: they agree"),
+    ),
+)  # fmt: skip
 
 TABLES = (NODES, EDGES, STEPS)
