@@ -97,6 +97,10 @@ class RunPaths:
     def manifest(self, rank: int) -> Path:
         return self.run_dir / f"rank-{rank}.json"
 
+    def issued_operations(self, rank: int, cycle: int = 0) -> Path:
+        """What torch noted of the collectives of one cycle."""
+        return self.run_dir / trace_file_name(rank, cycle).replace(".json", ".collectives.json")
+
     def memory_snapshot(self, rank: int) -> Path:
         return self.run_dir / f"rank-{rank}.memory.pickle"
 

@@ -32,6 +32,7 @@ _NAMES = {
     "recvanysource": "recv",
     "sendrecv": "send_recv",
     "barrier": "barrier",
+    "monitoredbarrier": "barrier",
 }
 
 

@@ -14,8 +14,9 @@ from polars.io.plugins import register_io_source
 
 from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
+from chakra_capture.merge.communication import Communication
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
-from chakra_capture.merge.tables import Columns, collectives
+from chakra_capture.merge.tables import Columns
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, null_last, pick
 from chakra_capture.trace.packed import Texts, texts
 from chakra_capture.trace.schema import KINDS, NODES
@@ -44,12 +45,13 @@ class _Text:
 class _Nodes:
     """The nodes table of one window, a block of rows at a time."""
 
-    def __init__(self, columns: Columns, window: int, first: int) -> None:
+    def __init__(self, columns: Columns, communication: Communication, window: int, first: int) -> None:
         self._columns, self._window, self._first = columns, window, first
-        self._collective = collectives(columns)
+        self._communication = communication
         self._texts = {
             "name": _Text(columns.name.values),
-            "collective": _Text(self._collective.values),
+            "collective": _Text(communication.collective.values),
+            "process_group": _Text(communication.groups.values),
             **{key: _Text(_both_dictionaries(columns, key)) for key in _IO_TEXTS},
         }
         self._args = _Args(columns)
@@ -64,10 +66,16 @@ class _Nodes:
 
     def _block(self, part: slice) -> pl.DataFrame:
         columns = self._columns
+        groups, num_bytes = self._communication.of_rows(part)
+        integers = {**self._integers(part), "comm_bytes": num_bytes}
         data: dict[str, pl.Series] = dict(
-            zip(_INTEGERS, pl.DataFrame(self._integers(part)).select(_NULL).iter_columns(), strict=True)
+            zip(integers, pl.DataFrame(integers).select(_NULL).iter_columns(), strict=True)
         )
-        codes = {"name": columns.name.codes[part], "collective": self._collective.codes[part]}
+        codes = {
+            "name": columns.name.codes[part],
+            "collective": self._communication.collective.codes[part],
+            "process_group": groups,
+        }
         codes |= {key: _both_codes(columns, key, part) for key in _IO_TEXTS}
         data |= {key: text.rows(codes[key]) for key, text in self._texts.items()}
         data["kind"] = _KINDS.gather(columns.kind[part])
@@ -104,7 +112,7 @@ _IO_TEXTS = ("input_shapes", "input_types")
 # Members of the column args that no event has.
 _MADE = frozenset(("cat", "host"))
 # Columns that later work fills.
-_NOT_JOINED = ("phase", "process_group", "comm_bytes")
+_NOT_JOINED = ("phase",)
 
 
 def _both_dictionaries(columns: Columns, key: str) -> list[str]:
@@ -194,18 +202,18 @@ def rank_folder(out: Path) -> Iterator[None]:
         ) from error
 
 
-def write_nodes(path: Path, windows: list[Columns]) -> None:
+def write_nodes(path: Path, windows: Sequence[tuple[Columns, Communication]]) -> None:
     """Write the nodes of all windows, numbered on through them."""
 
     def blocks(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
     ) -> Iterator[pl.DataFrame]:
         first = 0
-        for window, columns in enumerate(windows):
-            yield from _Nodes(columns, window, first).blocks()
+        for window, (columns, communication) in enumerate(windows):
+            yield from _Nodes(columns, communication, window, first).blocks()
             first += len(columns)
 
-    rows = _rows_per_block(max(map(len, windows), default=0))
+    rows = _rows_per_block(max((len(columns) for columns, _ in windows), default=0))
     write_table(path, register_io_source(blocks, schema=NODES.schema), rows)
 
 

@@ -9,8 +9,10 @@ import polars as pl
 
 from chakra_capture import annotations, layout
 from chakra_capture.errors import TraceFileError
+from chakra_capture.merge.communication import Communication, find_communication
 from chakra_capture.merge.edges import Edges, find_edges
 from chakra_capture.merge.exclude import without_validation
+from chakra_capture.merge.groups import KnownGroups
 from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
 from chakra_capture.merge.memory import give_back
 from chakra_capture.merge.order import link_by_order
@@ -25,10 +27,11 @@ from chakra_capture.trace.columns import MISSING, Coded
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import HostTrace, read_host_trace
+from chakra_capture.trace.issued import Issued, IssuedFile, read_issued
 from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.phase_records import read_phases
 from chakra_capture.trace.reading import ReadOptions, ScannerKind
-from chakra_capture.trace.schema import EDGES, KINDS, SCHEMA_VERSION, STEPS
+from chakra_capture.trace.schema import COMMUNICATION, EDGES, KINDS, SCHEMA_VERSION, STEPS
 from chakra_capture.trace.spill import Spill
 
 
@@ -80,8 +83,9 @@ def merge_rank(
             repaired one.
         PairingError: two files are not of one process, rank and run, and ``force`` is off.
     """
-    columns: list[Columns] = []
+    written: list[tuple[Columns, Communication]] = []
     edges, steps = [pl.LazyFrame(schema=EDGES.schema)], [pl.DataFrame(schema=STEPS.schema)]
+    operations = [pl.DataFrame(schema=COMMUNICATION.schema)]
     entries = []
     num_nodes = 0
     for window, files in enumerate(windows):
@@ -89,10 +93,11 @@ def merge_rank(
         device = merged.entry["device"]
         lost = device is not None and device["tail_lost"]
         steps.append(steps_table(merged.columns, window, num_nodes, cut_steps=files.cut_steps, device_tail_lost=lost))
-        columns.append(merged.columns)
+        written.append((merged.columns, merged.communication))
+        operations.append(merged.communication.operations(window, num_nodes))
         edges.append(merged.edges.table(window, num_nodes))
         entries.append({"window": window, **merged.entry})
-        num_nodes += len(columns[-1])
+        num_nodes += len(merged.columns)
         del merged
         give_back()
     with rank_folder(out):
@@ -101,7 +106,8 @@ def merge_rank(
         give_back()
         table = pl.concat(steps)
         write_table(out / layout.STEPS_FILE, (join_phases(table, read_phases(phases)) if phases else table).lazy())
-        write_nodes(out / layout.NODES_FILE, columns)
+        write_table(out / layout.COMMUNICATION_FILE, pl.concat(operations).lazy())
+        write_nodes(out / layout.NODES_FILE, written)
         write_link(out / layout.LINK_FILE, {"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries})
     return RankReport(rank, tuple(entries))
 
@@ -109,6 +115,7 @@ def merge_rank(
 @dataclass(frozen=True, slots=True)
 class _Window:
     columns: Columns
+    communication: Communication
     edges: Edges
     entry: dict[str, Any]
 
@@ -141,6 +148,8 @@ def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOption
     columns, num_excluded = without_validation(link_rows(host, device, link))
     device = columns.device  # the times are in the columns now
     give_back()
+    issued = read_issued(files.issued) if files.issued else IssuedFile(Issued())
+    communication = find_communication(columns, KnownGroups.of(rank, columns.host, columns.device, issued.issued))
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
     entry["num_rows_of_validation_left_out"] = num_excluded
@@ -150,7 +159,9 @@ def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOption
     if files.unfinished:
         entry["salvaged"] = True
         entry["notes"].insert(0, "the process ended, or still runs, before its files were whole")
-    return _Window(columns, edges, entry)
+    if issued.note:
+        entry["notes"].append(issued.note)
+    return _Window(columns, communication, edges, entry)
 
 
 def _check_salvage(host: HostTrace | None, device: DeviceTrace | None, options: MergeOptions) -> None:

@@ -1,13 +1,10 @@
 """One window of one rank: host and device trace to linked rows in their final order."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import msgspec
 import numpy as np
 
 from chakra_capture import annotations
-from chakra_capture.merge.collectives import host_collective, kernel_collective, stated_collective
 from chakra_capture.merge.link import HostLink, link_launches
 from chakra_capture.merge.nest import innermost_at, nest
 from chakra_capture.merge.overlap import within_stream
@@ -348,56 +345,3 @@ def _steps(columns: Columns, ends: Int64) -> Int64:
     launched = columns.launch >= 0
     step[launched] = step[columns.launch[launched]]
     return step
-
-
-def collectives(columns: Columns) -> Coded:
-    """Collective of each communication row, null elsewhere."""
-    found: dict[str, int] = {}
-    codes = np.full(len(columns), -1, dtype=np.int32)
-
-    def number(per_value: Iterable[str | None]) -> Positions:
-        """Code of the collective that each text of a dictionary stands for, -1 for none; null comes last."""
-        known = [-1 if name is None else found.setdefault(name, len(found)) for name in per_value]
-        return np.array([*known, -1], dtype=np.int32)
-
-    def fill(rows: Int64, stated: Positions) -> None:
-        codes[rows] = np.where(stated >= 0, stated, codes[rows])
-
-    kernels = np.flatnonzero(columns.is_kind("kernel"))
-    ops = np.flatnonzero(columns.is_kind("host_op", "annotation"))
-    names, of_name = columns.name.values, columns.name.codes
-    fill(kernels, number(kernel_collective(name, None) for name in names)[of_name[kernels]])
-    fill(ops, number(host_collective(name) for name in names)[of_name[ops]])
-    unstated = np.ones(len(kernels), dtype=bool)
-    if columns.device is not None:
-        args = columns.device.residue
-        stated = [_stated(text) for text in args.values]
-        of_args = pick(args.codes, columns.device_row, -1)
-        of_kernel = number(value and kernel_collective("", value) for value in stated)[of_args[kernels]]
-        fill(kernels, of_kernel)
-        fill(ops, number(value and stated_collective(value) for value in stated)[of_args[ops]])
-        unstated = of_kernel < 0
-    # All of point-to-point and all-to-all run in one SendRecv kernel, any collective in a generic one.
-    open_codes = [found[name] for name in ("send_recv", "other") if name in found]
-    if open_codes:
-        _name_by_caller(columns, codes, kernels[unstated & np.isin(codes[kernels], open_codes)])
-    return Coded(codes, list(found))
-
-
-def _name_by_caller(columns: Columns, codes: "np.typing.NDArray[np.int32]", kernels: Int64) -> None:
-    """Give kernels that do not say their collective that of the innermost op around their launch that does."""
-    at = climb(columns.parent[kernels], columns.parent, codes >= 0)
-    codes[kernels[at >= 0]] = codes[at[at >= 0]]
-
-
-class _CommArgs(msgspec.Struct):
-    collective: str | None = msgspec.field(name="Collective name", default=None)
-
-
-def _stated(args: str | None) -> str | None:
-    if not args or "Collective name" not in args:
-        return None
-    try:
-        return msgspec.json.decode(args, type=_CommArgs).collective or None
-    except msgspec.DecodeError:
-        return None

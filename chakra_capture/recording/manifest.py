@@ -65,6 +65,7 @@ class CycleRecord:
     slept_ns: int = 0
     memory_snapshot: str | None = None
     resources: str | None = None
+    collectives: str | None = None
     reason: Reason = Reason.fault
     started: ClockAnchor | None = None
     ended: ClockAnchor | None = None

@@ -16,6 +16,7 @@ from chakra_capture.errors import RecordingError
 from chakra_capture.layout import kineto_draft_path, part_path
 from chakra_capture.recording import files, registry
 from chakra_capture.recording.device_profiler import DeviceProfiler, refuse_other_profilers
+from chakra_capture.recording.issued import IssuedOperations
 from chakra_capture.recording.manifest import ClockAnchor, CycleRecord, Manifest, ProfilerOptions, Reason
 from chakra_capture.recording.memory_history import MemoryHistory, is_out_of_memory
 from chakra_capture.recording.observer import HostObserver
@@ -45,6 +46,7 @@ class Recorder:
         self.thread = threading.get_ident()
         number = run.take_cycle_number()
         rank = run.manifest.rank
+        self._issued_final = run.paths.issued_operations(rank, number)
         self._host_final = run.paths.host_trace(rank, number)
         self._device_final = run.paths.device_trace(rank, number)
         window = cycle.window
@@ -72,6 +74,7 @@ class Recorder:
         if settings.replay_data:
             self._replay = ReplayData(part_path(self._host_final), self._host_final)
         self._memory = MemoryHistory() if settings.memory_snapshot else None
+        self._issued = IssuedOperations() if run.manifest.world_size > 1 else None
 
     @property
     def open_step(self) -> int | None:
@@ -186,6 +189,8 @@ class Recorder:
             # an annotation at its end, so one still open now would be in the device trace only.
             time.sleep(_STRAGGLERS_NS / 1e9)
             self.record.slept_ns += _STRAGGLERS_NS
+        if self._issued is not None and self.record.ended is None:
+            self._issued.end()
         self.record.ended = self.record.ended or ClockAnchor.now()
         if self._memory is not None:
             self._memory.stop()
@@ -289,6 +294,8 @@ class Recorder:
         except RecordingError:
             self._is_running = False
             raise
+        if self._issued is not None:
+            self._issued.start()
         self.record.started = ClockAnchor.now()
 
     def _close_annotation(self) -> None:
@@ -322,7 +329,7 @@ class Recorder:
         registry.release_recorder(self)
 
     def _publish(self) -> None:
-        for publish in (self._publish_host, self._publish_device):
+        for publish in (self._publish_host, self._publish_device, self._publish_issued):
             try:
                 publish()
             except RecordingError as fault:
@@ -347,6 +354,12 @@ class Recorder:
         if done.path is not None:
             record.device_trace, record.device_bytes = self._relative(done.path), done.size
         self._discard(kineto_draft_path(part))  # which it leaves where the disk is full
+
+    def _publish_issued(self) -> None:
+        issued, final = self._issued, self._issued_final
+        if issued is not None and issued.content is not None:
+            self._run.disk.do(lambda: issued.write(final))
+            self.record.collectives = self._relative(final)
 
     def _in_time(self, part: Path, action: Callable[[], Published]) -> Published:
         size = self._run.disk.do(lambda: files.size_of(part))

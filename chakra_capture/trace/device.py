@@ -11,6 +11,7 @@ from chakra_capture.trace.args import ID_ARGS
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Sparse, coded, missing
 from chakra_capture.trace.events import EventReader
 from chakra_capture.trace.packed import Packed, pack
+from chakra_capture.trace.process_groups import ProcessGroup, groups_in_config
 from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, read_file
 from chakra_capture.trace.salvage import Salvage
 from chakra_capture.trace.spill import Spill
@@ -29,6 +30,7 @@ class _DistributedInfo(msgspec.Struct):
     rank: int | None = None
     world_size: int | None = None
     backend: str | None = None
+    pg_config: msgspec.Raw = msgspec.Raw(b"[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,7 @@ class DeviceTrace:
     rank: int | None
     world_size: int | None
     backend: str | None
+    process_groups: tuple[ProcessGroup, ...]
     salvage: Salvage
     scanner: ScannerKind
 
@@ -161,6 +164,7 @@ def _trace(path: Path, file: ReadFile, spill: Spill | None) -> DeviceTrace:
         rank=info.rank if info.rank is not None and 0 <= info.rank <= LARGEST_RANK else None,
         world_size=info.world_size,
         backend=info.backend,
+        process_groups=tuple(groups_in_config(bytes(info.pg_config))),
         salvage=file.salvage,
         scanner=file.scanner,
     )

@@ -22,6 +22,7 @@ class WindowFiles:
     Attributes:
         unfinished: a file still has its ``.part`` name: the process ended, or still runs, before it was whole.
         cut_steps: steps that the manifest says were cut short; None without a manifest.
+        issued: what torch noted of the collectives, see ``trace.issued``.
     """
 
     host: Path | None
@@ -29,6 +30,7 @@ class WindowFiles:
     cycle: int = 0
     unfinished: bool = False
     cut_steps: tuple[int, ...] | None = None
+    issued: Path | None = None
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -203,6 +205,9 @@ def _own_run(path: Path, jobs: dict[str, float], job: str | None) -> Run:
         head = manifest_head(paths.manifest(entry.rank))
         if head is not None:
             entry.windows = [_with_cut_steps(files, head) for files in entry.windows]
+        entry.windows = [
+            _with_issued(files, paths.issued_operations(entry.rank, files.cycle)) for files in entry.windows
+        ]
     return Run(paths, tuple(ranks), paths.merged_dir, others, is_newest=job is None)
 
 
@@ -221,6 +226,10 @@ def _with_cut_steps(files: WindowFiles, head: ManifestHead) -> WindowFiles:
             partial = [] if window.partial_step is None else [window.partial_step]
             return replace(files, cut_steps=tuple(sorted({*partial, *window.aborted_steps})))
     return files
+
+
+def _with_issued(files: WindowFiles, path: Path) -> WindowFiles:
+    return replace(files, issued=path) if path.is_file() else files
 
 
 def _pair(host_dir: Path, device_dir: Path) -> list[RankFiles]:

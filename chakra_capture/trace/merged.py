@@ -32,6 +32,10 @@ class MergedTrace:
         return self._read(layout.STEPS_FILE)
 
     @cached_property
+    def communication(self) -> pl.DataFrame:
+        return self._read(layout.COMMUNICATION_FILE)
+
+    @cached_property
     def link(self) -> dict[str, Any]:
         """link.json as written by merge."""
         path = self.folder / layout.LINK_FILE

@@ -39,7 +39,7 @@ def test_merge_of_a_run_writes_beside_the_traces_and_says_what_was_linked(tmp_pa
         f"1 of 1 ranks merged into {tmp_path / '0_merged'}\n"
     )
     names = sorted(p.name for p in (tmp_path / "0_merged" / "rank=0").iterdir())
-    assert names == ["edges.parquet", "link.json", "nodes.parquet", "steps.parquet"]
+    assert names == ["communication.parquet", "edges.parquet", "link.json", "nodes.parquet", "steps.parquet"]
 
 
 def test_merge_traces_is_the_same_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,10 +9,11 @@ from chakra_capture.trace.schema import EDGES, NODES, STEPS, TABLES, Table
 
 # Filled by later versions; they exist from the first one on, so that readers need not ask.
 NOT_YET = {
-    "nodes": {"phase", "process_group", "comm_bytes"},
+    "nodes": {"phase"},
     "steps": {"input_wait_ns", "h2d_ns", "forward_ns", "backward_ns", "optimizer_ns", "residual_ns", "coverage",
               "update_skipped"},
     "edges": set(),
+    "communication": set(),
 }  # fmt: skip
 
 
@@ -23,7 +24,8 @@ def traces() -> list[TraceBuilder]:
 
 
 def frame(trace: MergedTrace, table: Table) -> pl.DataFrame:
-    return {"nodes": trace.nodes, "edges": trace.edges, "steps": trace.steps}[table.name]
+    tables = {"nodes": trace.nodes, "edges": trace.edges, "steps": trace.steps, "communication": trace.communication}
+    return tables[table.name]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda t: t.name)

@@ -1,0 +1,211 @@
+"""The process group of each operation: stated, noted by torch while it was issued, or the only one that it can be."""
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from chakra_capture.merge.collectives import host_collective
+from chakra_capture.merge.comm_facts import CommFacts, bytes_of
+from chakra_capture.merge.operations import Operation, may_run
+from chakra_capture.merge.tables import Columns
+from chakra_capture.trace.columns import MISSING
+from chakra_capture.trace.device import DeviceTrace
+from chakra_capture.trace.host import HostTrace
+from chakra_capture.trace.issued import Issued, IssuedOperation
+from chakra_capture.trace.process_groups import INIT_NODE, ProcessGroup, by_name, groups_in_init
+
+_POINT_TO_POINT = ("send", "recv")
+
+
+@dataclass(frozen=True, slots=True)
+class KnownGroups:
+    """What one rank knows of process groups.
+
+    Attributes:
+        groups: those it belongs to, by name.
+        names_of_ids: names by the address that host traces of schema 1.0.2 write.
+        issued: what torch noted of each operation.
+    """
+
+    rank: int
+    groups: dict[str, ProcessGroup] = field(default_factory=dict)
+    names_of_ids: dict[int, str] = field(default_factory=dict)
+    issued: Issued = field(default_factory=Issued)
+
+    @classmethod
+    def of(cls, rank: int, host: HostTrace | None, device: DeviceTrace | None, issued: Issued) -> "KnownGroups":
+        """Gather what the files of a rank state."""
+        stated, ids = _init_groups(host)
+        listed = () if device is None else device.process_groups
+        noted = [ProcessGroup(op.process_group, op.description or None) for op in issued.operations]
+        return cls(rank, by_name(stated, listed, noted), ids, issued)
+
+    def complete(
+        self, columns: Columns, operations: list[Operation], caller_group: Callable[[Operation], str | None]
+    ) -> None:
+        """Say of each operation which group it is of, as far as anything tells, and its members, root and peer."""
+        _from_notes(columns, operations, self.issued.operations)
+        for one in _without_group(operations):
+            one.facts = replace(one.facts, process_group=caller_group(one))
+        _by_thread(columns, operations)
+        self._only_possible(columns, operations)
+        groups = by_name(self.groups.values(), _stated(operations))
+        for one in operations:
+            group = groups.get(one.facts.process_group or "")
+            if group is not None:
+                one.facts = _with_members(one.facts, group)
+
+    def _only_possible(self, columns: Columns, operations: list[Operation]) -> None:
+        counts = {name: _Counts.of(name, self.issued) for name in self.groups}
+        for one in _without_group(operations):
+            ts = int(columns.ts_ns[one.root]) if one.root >= 0 else MISSING
+            able = [
+                group
+                for group in self.groups.values()
+                if group.size != 1 and self._reaches(group, one.facts) and counts[group.name].may_hold(one, ts)
+            ]
+            if len(able) == 1:
+                one.facts = replace(one.facts, process_group=able[0].name)
+
+    def _reaches(self, group: ProcessGroup, facts: CommFacts) -> bool:
+        """Whether the peer or root is a member, and not this rank itself."""
+        at = facts.group_root if facts.group_peer is None else facts.group_peer
+        if at is None or group.ranks is None:
+            return True
+        return at < len(group.ranks) and (facts.group_peer is None or group.ranks[at] != self.rank)
+
+
+def _init_groups(host: HostTrace | None) -> tuple[list[ProcessGroup], dict[int, str]]:
+    """Groups that the init node of a host trace lists; its input is a list of one JSON text."""
+    import msgspec
+
+    if host is None:
+        return [], {}
+    found: tuple[list[ProcessGroup], dict[int, str]] = ([], {})
+    for row in host.name.mask((INIT_NODE,)).nonzero()[0].tolist()[-1:]:
+        try:
+            texts = msgspec.json.decode(host.input_values[row] or "[]", type=list[str])
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        found = groups_in_init(texts[0]) if texts else found
+    return found
+
+
+def _without_group(operations: Iterable[Operation]) -> Iterable[Operation]:
+    return (one for one in operations if one.collective and one.facts.process_group is None)
+
+
+def _stated(operations: Iterable[Operation]) -> list[ProcessGroup]:
+    return [
+        ProcessGroup(f.process_group, f.description, f.ranks, f.group_size)
+        for f in (one.facts for one in operations)
+        if f.process_group is not None
+    ]
+
+
+def _with_members(facts: CommFacts, group: ProcessGroup) -> CommFacts:
+    ranks = facts.ranks or group.ranks
+    return replace(
+        facts,
+        description=facts.description or group.description,
+        ranks=ranks,
+        group_size=facts.group_size or group.size,
+        root=_global(facts.root, facts.group_root, ranks),
+        peer=_global(facts.peer, facts.group_peer, ranks),
+    )
+
+
+def _global(known: int | None, in_group: int | None, ranks: tuple[int, ...] | None) -> int | None:
+    if known is not None or in_group is None or ranks is None or in_group >= len(ranks):
+        return known
+    return ranks[in_group]
+
+
+def _from_notes(columns: Columns, operations: list[Operation], notes: list[IssuedOperation]) -> None:
+    """Give each note to the op of c10d that was under way when it was made; to none where several were."""
+    asked = sorted(
+        (int(columns.ts_ns[one.root]), one)
+        for one in operations
+        if one.root >= 0 and one.collective and columns.ts_ns[one.root] != MISSING
+    ) if notes else []  # fmt: skip
+    starts = [ts for ts, _ in asked]
+    ends = [ts + max(int(columns.dur_ns[one.root]), 0) for ts, one in asked]
+    latest = _running_max(ends)
+    for note in notes:
+        at = bisect_right(starts, note.time_ns) - 1
+        under_way = []
+        while at >= 0 and latest[at] >= note.time_ns:
+            if ends[at] >= note.time_ns and _is_of(note, asked[at][1]):
+                under_way.append(asked[at][1])
+            at -= 1
+        if len(under_way) == 1:
+            one = under_way[0]
+            one.facts = one.facts.or_else(_noted_facts(note, one))
+
+
+def _running_max(values: list[int]) -> list[int]:
+    found, high = [], MISSING
+    for value in values:
+        high = max(high, value)
+        found.append(high)
+    return found
+
+
+def _is_of(note: IssuedOperation, one: Operation) -> bool:
+    name = host_collective(note.name)
+    return name is not None and (name == one.collective or may_run(one.collective, name))
+
+
+def _noted_facts(note: IssuedOperation, one: Operation) -> CommFacts:
+    is_whole = host_collective(note.name) == one.collective  # of what runs instead the sizes are others
+    return CommFacts(
+        process_group=note.process_group,
+        description=note.description or None,
+        seq=note.seq,
+        in_bytes=bytes_of(note.in_elements, note.dtype) if is_whole else None,
+        out_bytes=bytes_of(note.out_elements, note.dtype) if is_whole else None,
+    )
+
+
+def _by_thread(columns: Columns, operations: list[Operation]) -> None:
+    """A thread that a backend works on belongs to one process group (ProcessGroupGloo's constructor starts them)."""
+    groups: dict[int, set[str]] = defaultdict(set)
+
+    def threads(one: Operation) -> list[int]:
+        own = columns.track[one.root] if one.root >= 0 else -1
+        return [track for row in one.work if (track := int(columns.track[row])) != own]
+
+    for one in operations:
+        for track in threads(one):
+            if one.facts.process_group is not None:
+                groups[track].add(one.facts.process_group)
+    for one in _without_group(operations):
+        names = {name for track in threads(one) for name in groups[track]}
+        if len(names) == 1 and one.collective not in _POINT_TO_POINT:
+            one.facts = replace(one.facts, process_group=names.pop())
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """How many operations a group had issued at which times: ``(time, issued before, issued after)``."""
+
+    marks: list[tuple[int, int, int]]
+
+    @classmethod
+    def of(cls, name: str, issued: Issued) -> "_Counts":
+        marks = [(op.time_ns, op.op - 1, op.op) for op in issued.operations if op.process_group == name and op.op]
+        for count in issued.groups:
+            if count.name == name:
+                ends = ((issued.start_ns, count.start), (issued.end_ns, count.end))
+                marks += [(time, number, number) for time, number in ends if number is not None]
+        return cls(sorted(marks))
+
+    def may_hold(self, one: Operation, ts: int) -> bool:
+        """Whether the group issued something at that time of which torch noted only the number."""
+        if ts == MISSING:
+            return True
+        at = bisect_right(self.marks, (ts, MISSING, MISSING))
+        if not 0 < at < len(self.marks):
+            return True
+        return self.marks[at][1] > self.marks[at - 1][2]

@@ -1,0 +1,121 @@
+"""What torch's flight recorder noted of the collectives of a window: a trace of gloo does not name their groups."""
+
+import json
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from chakra_capture.layout import part_path
+from chakra_capture.recording.files import FILE_MODE, discard, make_folder
+
+logger = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+T = TypeVar("T")
+
+
+class IssuedOperations:
+    """Notes the numbers of the groups at both ends of a window, and what was issued in it.
+
+    All of it is private to torch: where it is not as expected nothing is noted, and recording goes on.
+    """
+
+    def __init__(self) -> None:
+        self.content: dict[str, object] | None = None
+        self._start_ns = 0
+        self._start: dict[str, int] = {}
+
+    def start(self) -> None:
+        """The window begins."""
+        self._start_ns = time.time_ns()
+        self._start = _in_peace(_counts) or {}
+
+    def end(self) -> None:
+        """The window is over: take what torch has kept; nothing where it keeps nothing, or no group is in use."""
+        self.content = _in_peace(self._noted)
+
+    def _noted(self) -> dict[str, object] | None:
+        groups = _counts()
+        dump = getattr(sys.modules["torch._C"]._distributed_c10d, "_dump_fr_trace_json", None) if groups else None
+        if dump is None:
+            return None
+        end_ns = time.time_ns()
+        entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
+        noted = [entry for entry in entries if entry["time_created_ns"] <= end_ns]
+        before = {str(e["process_group"][0]): e for e in noted if e["time_created_ns"] < self._start_ns}
+        inside = [entry for entry in noted if entry["time_created_ns"] >= self._start_ns]
+        kept = sorted([*before.values(), *inside], key=lambda entry: int(entry["record_id"]))
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "start_ns": self._start_ns,
+            "end_ns": end_ns,
+            "lost": bool(noted) and not before and int(noted[0]["record_id"]) > 0,
+            "groups": [
+                {"name": name, "start": self._start.get(name, 0), "end": groups.get(name)}
+                for name in sorted({*self._start, *groups})
+            ],
+            "operations": [_operation(entry) for entry in kept],
+        }
+
+    def write(self, final: Path) -> None:
+        """Write the file under its final name."""
+        make_folder(final.parent)
+        part = part_path(final)
+        discard(part)
+        try:
+            with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE), "w") as file:
+                json.dump(self.content, file)
+            part.replace(final)
+        except BaseException:
+            discard(part)
+            raise
+
+
+def _in_peace(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as fault:
+        logger.debug("This torch does not tell what it issued: %s", fault, exc_info=fault)
+        return None
+
+
+def _counts() -> dict[str, int]:
+    """How many operations each process group has issued; the groups of gloo, as those of NCCL are in its traces."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return {}
+    found = {}
+    for group, (backend, _) in list(distributed.distributed_c10d._world.pg_map.items()):
+        if "gloo" in str(backend):
+            found[str(group.group_name)] = int(group._get_sequence_number_for_group())
+    return found
+
+
+def _operation(entry: dict[str, Any]) -> dict[str, object]:
+    name, description = entry["process_group"]
+    dtypes = [*entry["input_dtypes"], *entry["output_dtypes"]]
+    return {
+        "name": entry["profiling_name"],
+        "process_group": name,
+        "description": description,
+        "time_ns": entry["time_created_ns"],
+        "seq": entry["collective_seq_id"],
+        "op": entry["op_id"],
+        "dtype": dtypes[0] if dtypes else None,
+        "in_elements": _elements(entry["input_sizes"]),
+        "out_elements": _elements(entry["output_sizes"]),
+    }
+
+
+def _elements(sizes: list[list[int]]) -> int:
+    total = 0
+    for shape in sizes:
+        count = 1
+        for size in shape:
+            count *= size
+        total += count
+    return total

@@ -1,0 +1,69 @@
+"""Reading what torch noted of each operation as it was issued: group and numbers, which no trace of gloo holds."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+_LARGEST_FILE = 64_000_000
+
+
+class IssuedOperation(msgspec.Struct):
+    """One collective, as torch's flight recorder noted it while it was issued.
+
+    Attributes:
+        time_ns: Unix epoch, within the op of c10d that issued it.
+        seq: number among the collectives of its group; the same on every member.
+        op: number among all operations of its group, send and recv included.
+    """
+
+    name: str
+    process_group: str
+    time_ns: int
+    description: str | None = None
+    seq: int | None = None
+    op: int | None = None
+    dtype: str | None = None
+    in_elements: int | None = None
+    out_elements: int | None = None
+
+
+class GroupCount(msgspec.Struct):
+    """How many operations a group had issued when the window began, and when it ended."""
+
+    name: str
+    start: int | None = None
+    end: int | None = None
+
+
+class Issued(msgspec.Struct):
+    """What a rank noted of one recorded cycle.
+
+    Attributes:
+        operations: those of the window and, of each group, the last one before; in order.
+        lost: torch kept fewer than were issued, so the first ones are missing.
+    """
+
+    start_ns: int = 0
+    end_ns: int = 0
+    lost: bool = False
+    groups: list[GroupCount] = []
+    operations: list[IssuedOperation] = []
+
+
+@dataclass(frozen=True, slots=True)
+class IssuedFile:
+    """A file of issued operations; ``note`` says why there is nothing to read."""
+
+    issued: Issued
+    note: str | None = None
+
+
+def read_issued(path: Path) -> IssuedFile:
+    """Read the file; a damaged one costs what it would have told, not the merge."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            return IssuedFile(Issued(), f"{path.name} is too large to be what it should be, and is not used")
+        return IssuedFile(msgspec.json.decode(path.read_bytes(), type=Issued))
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        return IssuedFile(Issued(), f"{path.name} cannot be read ({error}), and is not used")
