@@ -5,11 +5,21 @@ import re
 # NCCL 2.x kernels are ncclKernel_<Coll>_..., since 2.19 ncclDevKernel_<Coll>_..., with user buffers
 # ncclSymkDevKernel_<Coll>; RCCL keeps NCCL's names. A bare "nccl" inside a name proves nothing.
 _KERNEL = re.compile(r"^(?:void )?(?:nccl|rccl|msccl)(?:Symk|Symm)?(?:Dev)?Kernel_?(?P<coll>[A-Za-z]*)")
-# Collectives outside NCCL: vLLM's and AITER's own all-reduce, torch's symmetric-memory kernels.
+# Collectives outside NCCL, as words of a qualified kernel name.
 _CUSTOM = re.compile(
-    r"(?:^|[\s:])(?:(?P<cross>cross_device_reduce)|(?:one_shot|two_shot|multimem)_(?P<coll>all_reduce|all_gather|reduce_scatter))"
+    r"(?:^|[\s:])(?:"
+    r"(?P<reduce>cross_device_reduce|allreduce_prototype|allreduce_fusion_kernel)"  # vLLM, AITER; FlashInfer
+    r"|(?:(?:one_shot|two_shot|multimem)_)+(?P<coll>all_reduce|all_gather|reduce_scatter)"  # torch's symmetric memory
+    r"|deep_ep::(?:\w+::)?(?P<expert>dispatch|combine)"
+    r"|(?P<other>deep_ep::(?:\w+::)?\w+|mscclpp\w*::\w+)"
+    r"|(?:nvshmemx?i?|oneccl|ccl)_+(?P<named>[A-Za-z_]+)"  # NVSHMEM's and oneCCL's own kernels
+    r")"
 )
-_HOST = re.compile(r"^(?:gloo|nccl|c10d|mpi|ucc):{1,2}_?(?P<coll>[a-z_]+)")
+_HOST = re.compile(r"^(?:gloo|nccl|rccl|c10d|mpi|ucc|xccl|hccl|oneccl_bindings_for_pytorch):{1,2}_?(?P<coll>[a-z_]+)")
+# What stands around the collective in the names of such kernels: nvshmem_float_sum_reduce_on_stream.
+_WORDS = re.compile(
+    r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|alltoall|fcollect|broadcast|barrier|reduce", re.I
+)
 
 _NAMES = {
     "allreduce": "all_reduce",
@@ -31,6 +41,7 @@ _NAMES = {
     "recv": "recv",
     "recvanysource": "recv",
     "sendrecv": "send_recv",
+    "fcollect": "all_gather",
     "barrier": "barrier",
     "monitoredbarrier": "barrier",
 }
@@ -49,7 +60,18 @@ def kernel_collective(name: str, stated: str | None) -> str | None:
     if match:
         return _normal(match["coll"])
     custom = _CUSTOM.search(name)
-    return _normal(custom["coll"] or "all_reduce") if custom else None
+    return _custom(custom) if custom else None
+
+
+def _custom(match: "re.Match[str]") -> str:
+    if match["reduce"]:
+        return "all_reduce"
+    if match["expert"]:  # tokens to the experts' ranks, and back
+        return "all_to_all"
+    if match["named"]:
+        word = _WORDS.search(match["named"])
+        return _normal(word[0]) if word else "other"
+    return _normal(match["coll"] or "")
 
 
 def host_collective(name: str) -> str | None:

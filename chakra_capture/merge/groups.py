@@ -5,6 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from chakra_capture.merge.collectives import host_collective
 from chakra_capture.merge.comm_facts import CommFacts, bytes_of
 from chakra_capture.merge.operations import Operation, may_run
@@ -57,16 +59,19 @@ class KnownGroups:
                 one.facts = _with_members(one.facts, group)
 
     def _only_possible(self, columns: Columns, operations: list[Operation]) -> None:
-        counts = {name: _Counts.of(name, self.issued) for name in self.groups}
-        for one in _without_group(operations):
+        """Give operations that torch only counted (send, recv) the group that is the only one they can be of."""
+        counts = {name: _Counts.of(name, self.issued) for name, group in self.groups.items() if group.size != 1}
+        able: dict[int, set[str]] = {}
+        at: dict[int, dict[str, int]] = {}
+        unknown = list(_without_group(operations))
+        for number, one in enumerate(unknown):
             ts = int(columns.ts_ns[one.root]) if one.root >= 0 else MISSING
-            able = [
-                group
-                for group in self.groups.values()
-                if group.size != 1 and self._reaches(group, one.facts) and counts[group.name].may_hold(one, ts)
-            ]
-            if len(able) == 1:
-                one.facts = replace(one.facts, process_group=able[0].name)
+            at[number] = {name: count.interval(ts) for name, count in counts.items()}
+            able[number] = {name for name in counts if self._reaches(self.groups[name], one.facts)}
+        _settle(unknown, able, at, counts)
+        for number, one in enumerate(unknown):
+            if len(able[number]) == 1:
+                one.facts = replace(one.facts, process_group=able[number].pop())
 
     def _reaches(self, group: ProcessGroup, facts: CommFacts) -> bool:
         """Whether the peer or root is a member, and not this rank itself."""
@@ -78,8 +83,6 @@ class KnownGroups:
 
 def _init_groups(host: HostTrace | None) -> tuple[list[ProcessGroup], dict[int, str]]:
     """Groups that the init node of a host trace lists; its input is a list of one JSON text."""
-    import msgspec
-
     if host is None:
         return [], {}
     found: tuple[list[ProcessGroup], dict[int, str]] = ([], {})
@@ -201,11 +204,40 @@ class _Counts:
                 marks += [(time, number, number) for time, number in ends if number is not None]
         return cls(sorted(marks))
 
-    def may_hold(self, one: Operation, ts: int) -> bool:
-        """Whether the group issued something at that time of which torch noted only the number."""
-        if ts == MISSING:
-            return True
-        at = bisect_right(self.marks, (ts, MISSING, MISSING))
-        if not 0 < at < len(self.marks):
-            return True
-        return self.marks[at][1] > self.marks[at - 1][2]
+    def interval(self, ts: int) -> int:
+        """Number of the stretch between two marks that a time is in; -1 where one of them is not known."""
+        at = bisect_right(self.marks, (ts, 2**63, 0))
+        return at if ts != MISSING and 0 < at < len(self.marks) else -1
+
+    def unnoted(self, interval: int) -> int:
+        """How many operations were issued in it that torch counted, and did not note."""
+        return self.marks[interval][1] - self.marks[interval - 1][2]
+
+
+def _settle(
+    unknown: list[Operation], able: dict[int, set[str]], at: dict[int, dict[str, int]], counts: dict[str, _Counts]
+) -> None:
+    """Strike out groups until nothing changes: a group that issued as many as could be its own issued all of them.
+
+    Each send and recv counts once; a monitored barrier counts more, so a stretch with one is left as it is.
+    """
+    stretches: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for number, groups in at.items():
+        for name, interval in groups.items():
+            if interval > 0:
+                stretches[name, interval].append(number)
+    changed = True
+    while changed:
+        changed = False
+        for (name, interval), inside in stretches.items():
+            left = counts[name].unnoted(interval)
+            possible = [number for number in inside if name in able[number]]
+            certain = {number for number in possible if able[number] == {name}}
+            countable = all(unknown[number].collective in _POINT_TO_POINT for number in possible)
+            for number in possible:
+                if left == 0 or (countable and left == len(certain) and number not in certain):
+                    able[number].discard(name)
+                    changed = True
+                elif countable and left == len(possible) and len(able[number]) > 1:
+                    able[number] = {name}
+                    changed = True

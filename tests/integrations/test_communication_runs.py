@@ -1,0 +1,101 @@
+"""Real gloo runs (DDP, FSDP2, tensor parallel, sub-groups, all collectives, send and recv, objects) against what the
+ranks themselves wrote down."""
+
+import json
+import subprocess
+import sys
+
+import polars as pl
+import pytest
+
+from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.run import merge_run
+from chakra_capture.trace.discovery import find_run
+from chakra_capture.trace.merged import MergedTrace
+from integrations.communication_job import STEPS
+from integrations.test_lightning_ddp import environment
+
+SIZES = (2, 4)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Folder of the run of each number of ranks, merged."""
+    found = {}
+    for size in SIZES:
+        folder = tmp_path_factory.mktemp(f"ranks{size}")
+        command = [sys.executable, "-m", "integrations.communication_job", str(folder), str(size)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+        assert done.returncode == 0, done.stderr
+        run = find_run(folder / "t")
+        reports = merge_run(run, run.merged_dir, MergeOptions(), workers=1)
+        assert [report.error for report in reports] == [None] * size
+        found[size] = folder
+    return found
+
+
+def merged(folder, rank):
+    return MergedTrace(rank, folder / "t" / "0_merged" / f"rank={rank}")
+
+
+def truth(folder, rank):
+    return json.loads((folder / f"truth-{rank}.json").read_text())
+
+
+CASES = [(size, rank) for size in SIZES for rank in range(size)]
+
+
+@pytest.mark.parametrize(("size", "rank"), CASES)
+def test_every_operation_has_the_group_sizes_root_and_peer_that_the_rank_really_used(runs, size, rank):
+    table = merged(runs[size], rank).communication
+    for step, expected in truth(runs[size], rank).items():
+        found = table.filter(step=int(step)).select(
+            "collective", "process_group", "in_bytes", "out_bytes", "root", "peer", "tag"
+        )
+        assert [list(row) for row in found.iter_rows()] == expected
+    assert table["step"].to_list() == sorted(table["step"].to_list())
+    assert set(table["step"]) == set(STEPS)
+
+
+@pytest.mark.parametrize(("size", "rank"), CASES)
+def test_members_and_mesh_dimensions_are_those_of_the_job(runs, size, rank):
+    table = merged(runs[size], rank).communication
+    groups = {
+        row["process_group"]: (row["mesh_dim"], row["group_ranks"])
+        for row in table.select("process_group", "mesh_dim", "group_ranks").to_dicts()
+    }
+    members = [rank - rank % 2, rank - rank % 2 + 1]
+    world = list(range(size))
+    assert groups["0"] == (None, world)
+    # Where a dimension is the whole world torch serves it with the default group, whose description names no dimension.
+    assert size == 2 or ("tp", members) in groups.values()
+    if rank < 2:
+        assert (None, [0, 1]) in groups.values()
+
+
+@pytest.mark.parametrize(("size", "rank"), CASES)
+def test_every_row_of_an_operation_carries_its_group_and_bytes(runs, size, rank):
+    trace = merged(runs[size], rank)
+    nodes = trace.nodes.filter(pl.col("collective").is_not_null())
+    assert nodes["process_group"].null_count() == 0
+    assert nodes["comm_bytes"].null_count() == 0
+    table = trace.communication
+    joined = table.join(nodes.select("node_id", "process_group", "comm_bytes"), on="node_id", suffix="_of_node")
+    assert joined.height == table.height
+    assert (joined["process_group"] == joined["process_group_of_node"]).all()
+    assert (joined["comm_bytes"] == joined["comm_bytes_of_node"]).all()
+
+
+@pytest.mark.parametrize(("size", "rank"), CASES)
+def test_sequence_numbers_count_up_within_each_group(runs, size, rank):
+    table = merged(runs[size], rank).communication.filter(~pl.col("collective").is_in(["send", "recv"]))
+    assert table["seq"].null_count() == 0
+    for _, group in table.group_by("process_group"):
+        numbers = group["seq"].to_list()
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_reduce_scatter_says_what_gloo_runs_in_its_place(runs):
+    table = merged(runs[2], 0).communication
+    assert set(table.filter(collective="reduce_scatter")["algorithm"]) == {"all_reduce"}
+    assert table.filter(collective="all_gather")["algorithm"].null_count() == table.filter(collective="all_gather").height
