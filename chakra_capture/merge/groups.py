@@ -200,7 +200,8 @@ class _Counts:
         marks = [(op.time_ns, op.op - 1, op.op) for op in issued.operations if op.process_group == name and op.op]
         for count in issued.groups:
             if count.name == name:
-                ends = ((issued.start_ns, count.start), (issued.end_ns, count.end))
+                start = None if issued.lost else count.start  # what lies between it and the first note is not known
+                ends = ((issued.start_ns, start), (issued.end_ns, count.end))
                 marks += [(time, number, number) for time, number in ends if number is not None]
         return cls(sorted(marks))
 

@@ -45,20 +45,20 @@ class IssuedOperations:
             return None
         end_ns = time.time_ns()
         entries = json.loads(dump(includeCollectives=True, onlyActive=False)).get("entries", [])
-        noted = [entry for entry in entries if entry["time_created_ns"] <= end_ns]
-        before = {str(e["process_group"][0]): e for e in noted if e["time_created_ns"] < self._start_ns}
-        inside = [entry for entry in noted if entry["time_created_ns"] >= self._start_ns]
-        kept = sorted([*before.values(), *inside], key=lambda entry: int(entry["record_id"]))
+        entries.sort(key=lambda entry: int(entry["record_id"]))
+        inside = [entry for entry in entries if self._start_ns <= entry["time_created_ns"] <= end_ns]
+        # torch keeps the latest ones; if none is of before the window, some of the window may be gone, too.
+        is_cut = bool(inside) and inside[0] is entries[0] and int(entries[0]["record_id"]) > 0
         return {
             "schema_version": SCHEMA_VERSION,
             "start_ns": self._start_ns,
             "end_ns": end_ns,
-            "lost": bool(noted) and not before and int(noted[0]["record_id"]) > 0,
+            "lost": is_cut,
             "groups": [
                 {"name": name, "start": self._start.get(name, 0), "end": groups.get(name)}
                 for name in sorted({*self._start, *groups})
             ],
-            "operations": [_operation(entry) for entry in kept],
+            "operations": [_operation(entry) for entry in inside],
         }
 
     def write(self, final: Path) -> None:

@@ -40,8 +40,8 @@ class Issued(msgspec.Struct):
     """What a rank noted of one recorded cycle.
 
     Attributes:
-        operations: those of the window and, of each group, the last one before; in order.
-        lost: torch kept fewer than were issued, so the first ones are missing.
+        operations: those of the window that torch kept, in order.
+        lost: torch kept fewer than were issued, so the first ones may be missing.
     """
 
     start_ns: int = 0
@@ -53,7 +53,7 @@ class Issued(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class IssuedFile:
-    """A file of issued operations; ``note`` says why there is nothing to read."""
+    """A file of issued operations; ``note`` says what it lacks."""
 
     issued: Issued
     note: str | None = None
@@ -64,6 +64,8 @@ def read_issued(path: Path) -> IssuedFile:
     try:
         if path.stat().st_size > _LARGEST_FILE:
             return IssuedFile(Issued(), f"{path.name} is too large to be what it should be, and is not used")
-        return IssuedFile(msgspec.json.decode(path.read_bytes(), type=Issued))
+        issued = msgspec.json.decode(path.read_bytes(), type=Issued)
+        lost = f"{path.name}: torch kept only the last {len(issued.operations)} collectives of the window"
+        return IssuedFile(issued, lost if issued.lost else None)
     except (OSError, msgspec.DecodeError, RecursionError) as error:
         return IssuedFile(Issued(), f"{path.name} cannot be read ({error}), and is not used")

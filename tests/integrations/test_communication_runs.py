@@ -98,4 +98,6 @@ def test_sequence_numbers_count_up_within_each_group(runs, size, rank):
 def test_reduce_scatter_says_what_gloo_runs_in_its_place(runs):
     table = merged(runs[2], 0).communication
     assert set(table.filter(collective="reduce_scatter")["algorithm"]) == {"all_reduce"}
-    assert table.filter(collective="all_gather")["algorithm"].null_count() == table.filter(collective="all_gather").height
+    assert (
+        table.filter(collective="all_gather")["algorithm"].null_count() == table.filter(collective="all_gather").height
+    )
