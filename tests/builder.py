@@ -76,7 +76,8 @@ class TraceBuilder:
     def device_dict(self) -> dict[str, Any]:
         head: dict[str, Any] = {"schemaVersion": 1}
         if self.rank is not None:
-            head["distributedInfo"] = {"backend": "nccl", "rank": self.rank, "world_size": self.world_size or 1}
+            stated = {"backend": "nccl", "rank": self.rank, "world_size": self.world_size}
+            head["distributedInfo"] = {key: value for key, value in stated.items() if value is not None}
         if self.base_ns is not None:
             head["baseTimeNanoseconds"] = self.base_ns
         return {**head, "traceEvents": self.events, "traceName": "t.json"}

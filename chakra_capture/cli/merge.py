@@ -1,12 +1,14 @@
 """``chakra-capture merge`` (also ``merge-traces``)."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from chakra_capture import layout
+from chakra_capture.cli.merge_progress import watched
 from chakra_capture.cli.output import (
     EXIT_BAD_INPUT,
     EXIT_OK,
@@ -16,12 +18,12 @@ from chakra_capture.cli.output import (
     print_error,
     print_json,
     print_line,
-    progress,
 )
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
-    from chakra_capture.merge.rank import MergeOptions, RankReport
+    from chakra_capture.merge.rank import RankReport
+    from chakra_capture.merge.roster import Roster
     from chakra_capture.trace.discovery import Run
 
 
@@ -37,6 +39,7 @@ def merge(
     ranks: Annotated[list[int] | None, Parameter(negative=(), consume_multiple=True)] = None,
     workers: Annotated[int | None, Parameter(validator=not_negative)] = None,
     memory_budget: str | None = None,
+    again: Annotated[bool, Parameter(negative=())] = False,
     force: Annotated[bool, Parameter(negative=())] = False,
     strict: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
@@ -48,11 +51,13 @@ def merge(
 
     Each rank gets rank=<R>/nodes.parquet, edges.parquet, steps.parquet and link.json under
     <job>_merged beside the traces; steps.parquet has the recorded phases of each step. A rank that
-    cannot be merged is reported, the others merge, and the exit status is 1.
+    cannot be merged is reported, the others merge, and the exit status is 1. Ranks that were merged
+    before, from the same files and by the same version, are left as they are.
 
     Examples:
         chakra-capture merge /data/traces
         chakra-capture merge --host host.json --device device.json.gz -o merged
+        chakra-capture merge /data/traces --rank $SLURM_ARRAY_TASK_ID
 
     Parameters
     ----------
@@ -63,7 +68,8 @@ def merge(
     device
         One device trace (Kineto), instead of PATH.
     rank
-        Rank of the single files; default: from the file name or the device trace, else 0.
+        Merge only this rank of PATH. With --host or --device: the rank of the files; default: from the
+        file name or the device trace, else 0.
     output
         Folder for the merged ranks.
     job
@@ -71,11 +77,14 @@ def merge(
     ranks
         Merge only these ranks.
     workers
-        Ranks merged at once; default, or 0: one per core.
+        Ranks merged at once; default, or 0: one per core. Fewer where their traces need more memory
+        than is free.
     memory_budget
         For traces larger than memory: what is read of a rank past this size (such as 500MB or 2GB) goes
         to temporary files in its output folder. Linking still holds about a quarter of the size of the
         traces in memory.
+    again
+        Merge also ranks that are merged already.
     force
         Merge files that are not of one process, rank and run all the same; link.json says so.
     strict
@@ -84,15 +93,33 @@ def merge(
         Print a JSON report.
     """
     from chakra_capture.merge.rank import MergeOptions
+    from chakra_capture.merge.roster import Roster, check_ranks
+    from chakra_capture.merge.run import merge_run
 
     budget = None if memory_budget is None else _bytes(memory_budget)
     options = MergeOptions(force=force, strict=strict, memory_budget=budget)
-    run, out = _single(host, device, rank, path, output) if host or device else _folder(path, job, ranks, output)
-    reports = _merge(run, out, options, workers)
-    if json:
-        print_json(_as_json(out, reports))
+    if host or device:
+        run, out = _single(host, device, rank, path, output)
+        roster, wanted = Roster(), None
     else:
-        _print(out, reports)
+        wanted = ranks if rank is None else [*(ranks or ()), rank]
+        run, out = _folder(path, job, wanted, output)
+        roster = check_ranks(run)
+    with watched() as watch:
+        reports = merge_run(
+            run,
+            out,
+            options,
+            ranks=wanted,
+            again=again,
+            roster=roster,
+            workers=workers,
+            watch=watch,
+        )
+    if json:
+        print_json(_as_json(out, reports, roster))
+    else:
+        _print(out, reports, roster if wanted is None else Roster())
     return EXIT_BAD_INPUT if any(report.error for report in reports) else EXIT_OK
 
 
@@ -104,8 +131,6 @@ def _bytes(text: str) -> int:
 
 
 def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output: Path | None) -> "tuple[Run, Path]":
-    from dataclasses import replace
-
     from chakra_capture.trace.discovery import find_run
 
     if path is None:
@@ -118,7 +143,6 @@ def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output:
             raise TraceFileError(
                 f"{path} has no rank {unknown[0]}; it has {number_ranges(found)}. Name ranks that were recorded."
             )
-        run = replace(run, ranks=tuple(files for files in run.ranks if files.rank in ranks))
     if not run.ranks:
         if run.merged_ranks:
             raise TraceFileError(f"{path} is merged already and holds no traces. Give the folder with the traces.")
@@ -151,34 +175,47 @@ def _stated_rank(host: Path | None, device: Path | None) -> int:
     return (stated_rank(device) if device else None) or 0
 
 
-def _merge(run: "Run", out: Path, options: "MergeOptions", workers: int | None) -> "list[RankReport]":
-    from chakra_capture.merge.run import merge_run
-
-    with progress(len(run.ranks), "Merging ranks") as bar:
-
-        def on_rank(_: "RankReport") -> None:
-            if bar is not None:
-                bar.advance(bar.task_ids[0])
-
-        return merge_run(run, out, options, workers=workers, on_rank=on_rank)
-
-
-def _as_json(out: Path, reports: "list[RankReport]") -> dict[str, Any]:
-    ranks = [{"rank": r.rank, "error": r.error, "windows": list(r.windows)} for r in reports]
-    return {"schema_version": 1, "output": str(out), "ranks": ranks}
+def _as_json(out: Path, reports: "list[RankReport]", roster: "Roster") -> dict[str, Any]:
+    ranks = [
+        {"rank": r.rank, "error": r.error, "unchanged": r.unchanged, "notes": list(r.notes), "windows": list(r.windows)}
+        for r in reports
+    ]
+    run = {
+        "world_size": roster.world_size,
+        "missing_ranks": roster.missing,
+        "missing_ranks_by_content": roster.missing_by_content,
+        "conflicts": [asdict(conflict) for conflict in roster.conflicts],
+    }
+    return {"schema_version": 1, "output": str(out), "run": run, "ranks": ranks}
 
 
-def _print(out: Path, reports: "list[RankReport]") -> None:
+def _print(out: Path, reports: "list[RankReport]", roster: "Roster") -> None:
     for report in reports:
         if report.error:
             print_error(f"rank {report.rank} was not merged: {report.error}")
             continue
         print_line(f"rank {report.rank}: {_headline(report)}")
-        for window in report.windows:
-            for note in window["notes"] + (window["pairing"] or {"faults": []})["faults"]:
-                print_line(f"  note: {note}")
+        notes = [note for window in report.windows for note in window["notes"] + (window["pairing"] or _NONE)["faults"]]
+        for note in [*report.notes, *notes]:
+            print_line(f"  note: {note}")
     merged = sum(report.error is None for report in reports)
-    print_line(f"{merged} of {len(reports)} ranks merged into {out}")
+    unchanged = sum(report.unchanged for report in reports)
+    before = f" ({unchanged} merged before, unchanged)" if unchanged else ""
+    print_line(f"{merged} of {len(reports)} ranks merged into {out}{before}{_missing(roster)}")
+
+
+_NONE: dict[str, list[str]] = {"faults": []}
+_MOST_LISTED = 10
+
+
+def _missing(roster: "Roster") -> str:
+    if not roster.missing:
+        return ""
+    listed = ", ".join(
+        str(first) if first == last else f"{first}-{last}" for first, last in roster.missing[:_MOST_LISTED]
+    )
+    more = ", ..." if len(roster.missing) > _MOST_LISTED else ""
+    return f"; of a world size of {roster.world_size} no trace is here of rank {listed}{more}"
 
 
 def _headline(report: "RankReport") -> str:

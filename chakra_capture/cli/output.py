@@ -2,15 +2,12 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chakra_capture.errors import ChakraCaptureError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress
     from rich.table import Table
 
 EXIT_OK = 0
@@ -54,21 +51,6 @@ def console() -> "Console":
 
     wide = None if sys.stdout.isatty() else 80
     return Console(width=wide, highlight=False, soft_wrap=False, markup=False, emoji=False)
-
-
-@contextmanager
-def progress(total: int, what: str) -> Iterator["Progress | None"]:
-    """A progress bar on stderr; None where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        bar.add_task(what, total=total)
-        yield bar
 
 
 def duration(ns: float | None) -> str:

@@ -102,21 +102,14 @@ def summary(
 
 
 def _merge_stale(run: "Run") -> None:
-    """Merge the ranks whose tables are missing or older than a trace."""
-    from dataclasses import replace
-
-    from chakra_capture import layout
+    """Merge the ranks whose tables are missing or of other traces."""
+    from chakra_capture.merge.origin import is_of
     from chakra_capture.merge.rank import MergeOptions
     from chakra_capture.merge.run import merge_run
 
     merged = run.merged_ranks
-    stale = []
-    for files in run.ranks:
-        newest = max((p.stat().st_mtime_ns for w in files.windows for p in w.files), default=0)
-        folder = merged.get(files.rank)
-        if folder is None or (folder / layout.LINK_FILE).stat().st_mtime_ns < newest:
-            stale.append(files)
-    for report in merge_run(replace(run, ranks=tuple(stale)), run.merged_dir, MergeOptions()) if stale else ():
+    stale = [files.rank for files in run.ranks if files.rank not in merged or not is_of(merged[files.rank], files)]
+    for report in merge_run(run, run.merged_dir, MergeOptions(), ranks=stale) if stale else ():
         if report.error:
             print_error(f"rank {report.rank} was not merged: {report.error}")
 

@@ -3,6 +3,7 @@
 import ctypes
 import gc
 import os
+import sys
 from functools import cache
 
 _M_ARENA_MAX = -8
@@ -27,12 +28,20 @@ def prepare_process(*, merges: bool) -> None:
     """
     gc.disable()
     if merges:
-        # Ranks are merged side by side; one alone gains little from more threads, and costs more in all.
-        os.environ.setdefault("POLARS_MAX_THREADS", "1")
+        limit_threads()
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     if library := _glibc():
         library.mallopt(_M_ARENA_MAX, 1)
+
+
+def limit_threads() -> None:
+    """One polars thread in this process, if polars is not imported yet: that is when it counts its threads.
+
+    Ranks are merged side by side; one alone gains little from more threads, and costs more in all.
+    """
+    if "polars" not in sys.modules:
+        os.environ.setdefault("POLARS_MAX_THREADS", "1")
 
 
 def give_back() -> None:

@@ -2,6 +2,8 @@
 
 import os
 import re
+import secrets
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +26,9 @@ from chakra_capture.trace.schema import KINDS, NODES
 # Rows that are put together, and written as one row group, at a time.
 _FEWEST_ROWS, _MOST_ROWS, _BLOCKS = 1 << 13, 1 << 16, 1 << 6
 
+
+# Nobody writes any more to a file that has not grown for so long: its merge was killed.
+_ABANDONED_S = 3600
 
 _KINDS = pl.Series(KINDS, dtype=pl.Enum(KINDS))
 _NULL = pl.when(pl.all() != MISSING).then(pl.all())
@@ -195,6 +200,9 @@ def rank_folder(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True, exist_ok=True)
         (out / layout.LINK_FILE).unlink(missing_ok=True)
+        for part in out.glob(f"*{layout.PART_SUFFIX}"):
+            if part.stat().st_mtime < time.time() - _ABANDONED_S:
+                part.unlink()
         yield
     except OSError as error:
         raise TraceFileError(
@@ -246,7 +254,8 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    part = layout.part_path(path)
+    # Of its own name: a worker that was taken for dead may still write the same rank.
+    part = layout.part_path(path.with_name(f"{path.name}.{secrets.token_hex(4)}"))
     try:
         with part.open("wb") as file:
             yield file

@@ -16,6 +16,7 @@ from chakra_capture.merge.groups import KnownGroups
 from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
 from chakra_capture.merge.memory import give_back
 from chakra_capture.merge.order import link_by_order
+from chakra_capture.merge.origin import Origin, table_sizes
 from chakra_capture.merge.output import rank_folder, write_link, write_nodes, write_table
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.phases import join_phases
@@ -58,11 +59,15 @@ class RankReport:
     Attributes:
         windows: the entries of link.json, one per window.
         error: why the rank did not merge; then there are no windows.
+        unchanged: it was merged before, from the same files.
+        notes: what is to be said of the merging itself.
     """
 
     rank: int
     windows: tuple[dict[str, Any], ...] = ()
     error: str | None = None
+    unchanged: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def salvaged(self) -> bool:
@@ -70,13 +75,20 @@ class RankReport:
 
 
 def merge_rank(
-    rank: int, windows: list[WindowFiles], out: Path, options: MergeOptions, *, phases: Path | None = None
+    rank: int,
+    windows: list[WindowFiles],
+    out: Path,
+    options: MergeOptions,
+    *,
+    phases: Path | None = None,
+    made_from: Origin | None = None,
 ) -> RankReport:
     """Merge the windows of one rank into ``out`` (``rank=<R>``).
 
     Args:
         rank: global rank; compared with the rank that the device trace states.
         phases: the rank's file of step phases, if there is one.
+        made_from: stated in link.json, so that a later merge of the same can be left out.
 
     Raises:
         TraceFileError: a file is missing, damaged beyond repair or no trace; with ``strict`` also a
@@ -100,6 +112,8 @@ def merge_rank(
         num_nodes += len(merged.columns)
         del merged
         give_back()
+    if made_from is not None and made_from.fault is not None:
+        entries[0]["notes"].insert(0, f"merged by force: {made_from.fault}")
     with rank_folder(out):
         write_table(out / layout.EDGES_FILE, pl.concat(edges))
         edges.clear()  # the nodes need the memory
@@ -108,7 +122,8 @@ def merge_rank(
         write_table(out / layout.STEPS_FILE, (join_phases(table, read_phases(phases)) if phases else table).lazy())
         write_table(out / layout.COMMUNICATION_FILE, pl.concat(operations).lazy())
         write_nodes(out / layout.NODES_FILE, written)
-        write_link(out / layout.LINK_FILE, {"schema_version": SCHEMA_VERSION, "rank": rank, "windows": entries})
+        link = {"schema_version": SCHEMA_VERSION, "rank": rank, "made_from": made_from, "tables": table_sizes(out)}
+        write_link(out / layout.LINK_FILE, {**link, "windows": entries})
     return RankReport(rank, tuple(entries))
 
 

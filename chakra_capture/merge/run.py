@@ -1,27 +1,37 @@
-"""Merging every rank of a run: parallel processes, one bad rank never stops the others."""
+"""Merging the ranks of a run: those that are not merged yet, wherever there is room; one bad rank stops no other."""
 
-import gc
-import multiprocessing
 import os
-import signal
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import connection
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chakra_capture import layout
-from chakra_capture.errors import ChakraCaptureError
-from chakra_capture.merge.memory import prepare_process
-from chakra_capture.merge.rank import MergeOptions, RankReport, merge_rank
+from chakra_capture.merge.capacity import available_bytes, needed_bytes
+from chakra_capture.merge.executors import merge_on
+from chakra_capture.merge.job import Began, Job, disown
+from chakra_capture.merge.origin import merged_from, origin
+from chakra_capture.merge.processes import merge_here, merge_in_processes
+from chakra_capture.merge.rank import MergeOptions, RankReport
+from chakra_capture.merge.roster import Roster, check_ranks
+from chakra_capture.trace import native
 from chakra_capture.trace.discovery import RankFiles, Run
+from chakra_capture.trace.reading import ScannerKind
 
-_THREADS = "POLARS_MAX_THREADS"
-_DIED = (
-    "the merging process died twice, most likely out of memory. "
-    "Merge this rank alone with --ranks, or on a machine with more memory."
-)
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Who is told how a merge goes on.
+
+    Attributes:
+        planned: the ranks that will be merged, before the first one is.
+        began: a rank is put to work.
+        ended: its report.
+    """
+
+    planned: Callable[[list[Job]], None] = lambda _: None
+    began: Began = lambda *_: None
+    ended: Callable[[RankReport], None] = lambda _: None
 
 
 def merge_run(
@@ -29,137 +39,106 @@ def merge_run(
     out: Path,
     options: MergeOptions,
     *,
+    ranks: Collection[int] | None = None,
+    again: bool = False,
+    roster: Roster | None = None,
     workers: int | None = None,
-    on_rank: Callable[[RankReport], None] = lambda _: None,
+    executor: Executor | None = None,
+    watch: Watch = Watch(),
 ) -> list[RankReport]:
-    """Merge all ranks of ``run`` into ``out/rank=<R>``.
+    """Merge ranks of ``run`` into ``out/rank=<R>``; those merged before, from the same files, stay as they are.
 
     Args:
-        workers: processes at once; default one per core, at most one per rank.
-        on_rank: called with each report as its rank ends.
+        ranks: merge these; None for all.
+        again: merge also what is merged already.
+        roster: how the ranks of the run go together; found out if it is not given.
+        workers: processes at once; default one per core. Fewer, if memory is short.
+        executor: where to merge instead of in processes of our own. It and its workers need the same folder.
 
     Returns:
         one report per rank in rank order; a rank that failed has ``error`` set.
     """
-    count = min(workers or os.cpu_count() or 1, len(run.ranks))
-    jobs = [_Job(files, out / layout.rank_folder_name(files.rank), options) for files in run.ranks]
-    reports = []
-    for report in map(_merge_one, jobs) if count <= 1 else _in_processes(jobs, count):
-        on_rank(report)
-        reports.append(report)
-    return sorted(reports, key=lambda report: report.rank)
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    files: RankFiles
-    folder: Path
-    options: MergeOptions
-
-
-def _merge_one(job: _Job) -> RankReport:
-    try:
-        return merge_rank(job.files.rank, job.files.windows, job.folder, job.options, phases=job.files.phases)
-    except ChakraCaptureError as error:
-        with suppress(OSError):  # tables of an earlier merge are not those of these files
-            (job.folder / layout.LINK_FILE).unlink(missing_ok=True)
-        return RankReport(job.files.rank, error=str(error))
-
-
-def _in_processes(jobs: list[_Job], count: int) -> Iterator[RankReport]:
-    """Merge in worker processes; one that dies costs only the rank it had in hand, which is tried once more.
-
-    Not a ProcessPoolExecutor: it hangs (CPython 3.11) when a worker dies while another one starts.
-    """
-    waiting = deque(jobs)
-    tried: set[int] = set()
-    workers: list[_Worker] = []
-    with _one_thread_each():
-        try:
-            while waiting or any(worker.job for worker in workers):
-                _give_work(workers, waiting, count)
-                ready = connection.wait([worker.pipe for worker in workers if worker.job])
-                for worker in [w for w in workers if w.pipe in ready]:
-                    job, report = worker.take()
-                    if report is None:
-                        workers.remove(worker)
-                        if job.files.rank not in tried:
-                            tried.add(job.files.rank)
-                            waiting.append(job)
-                            continue
-                    yield report or RankReport(job.files.rank, error=_DIED)
-        finally:
-            for worker in workers:
-                worker.end()
-
-
-def _give_work(workers: list["_Worker"], waiting: deque[_Job], count: int) -> None:
-    """Give each idle worker a job; start workers while there are jobs for them."""
-    for worker in workers:
-        if waiting and worker.job is None:
-            worker.give(waiting.popleft())
-    while waiting and len(workers) < count:
-        workers.append(_Worker())
-        workers[-1].give(waiting.popleft())
-
-
-class _Worker:
-    """A process that merges one rank at a time; its pipe is at its end when it has died."""
-
-    def __init__(self) -> None:
-        # Not fork: polars' threads do not survive it.
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.job: _Job | None = None
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        # A process that is killed while it starts breaks this pipe too; take() finds out.
-        with theirs, suppress(OSError):
-            self._process.start()
-
-    def give(self, job: _Job) -> None:
-        self.job = job
-        with suppress(OSError):
-            self.pipe.send(job)
-
-    def take(self) -> tuple[_Job, RankReport | None]:
-        """The job in hand and its report, None if the process died over it."""
-        job, self.job = self.job, None
-        assert job is not None
-        try:
-            report: RankReport = self.pipe.recv()
-        except (EOFError, OSError):
-            self.end()
-            return job, None
-        return job, report
-
-    def end(self) -> None:
-        """Let an idle process go; stop one that still works."""
-        self.pipe.close()
-        if self._process.pid is None:
-            return
-        if self.job is not None:
-            self._process.terminate()
-        self._process.join()
-
-
-def _serve(pipe: "connection.Connection[RankReport, _Job]") -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    prepare_process(merges=True)
-    with suppress(EOFError), pipe:
-        while True:
-            pipe.send(_merge_one(pipe.recv()))
-            gc.collect()
-
-
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Polars reads its thread count when first imported, so the children must find it in their environment."""
-    before = os.environ.get(_THREADS)
-    os.environ[_THREADS] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_THREADS]
+    roster = roster or check_ranks(run)
+    chosen = [files for files in run.ranks if ranks is None or files.rank in ranks]
+    reports, jobs = [], []
+    for files in chosen:
+        planned = _plan(files, out, options, roster, again=again)
+        if isinstance(planned, Job):
+            jobs.append(planned)
         else:
-            os.environ[_THREADS] = before
+            reports.append(planned)
+            watch.ended(planned)
+    jobs.sort(key=lambda job: job.need_bytes, reverse=True)  # the longest last would leave the other workers idle
+    watch.planned(jobs)
+    for report in _merge(jobs, workers, executor, watch.began):
+        watch.ended(report)
+        reports.append(report)
+    reports.sort(key=lambda report: report.rank)
+    finish_run(run, out, reports)
+    return reports
+
+
+def finish_run(run: Run, out: Path, reports: list[RankReport]) -> None:
+    """What is made from the tables of all ranks, once these are written."""
+
+
+def _plan(files: RankFiles, out: Path, options: MergeOptions, roster: Roster, *, again: bool) -> Job | RankReport:
+    """What is to be done for a rank, or why nothing is."""
+    folder = out / layout.rank_folder_name(files.rank)
+    fault = roster.faults.get(files.rank)
+    if fault and not options.force:
+        disown(folder)
+        return RankReport(files.rank, error=_refusal(files, fault))
+    made_from = origin(files, force=options.force, strict=options.strict, fault=fault)
+    before = None if again else merged_from(folder, made_from)
+    if before is not None:
+        return RankReport(files.rank, before, unchanged=True)
+    is_native = options.scanner is not ScannerKind.MSGSPEC and native.load() is not None
+    traces = [path for window in files.windows for path in window.files]
+    need = needed_bytes(traces, is_native=is_native, budget=options.memory_budget)
+    return Job(files, folder, options, made_from, need)
+
+
+def _refusal(files: RankFiles, fault: str) -> str:
+    traces = files.windows[0].files if files.windows else ()
+    names = " and ".join(str(path) for path in traces)
+    verb = "are" if len(traces) > 1 else "is"
+    return (
+        f"{names} {verb} not of this rank and run: {fault}. "
+        "Give each rank its own files of one run, or merge them all the same with --force."
+    )
+
+
+def _merge(jobs: list[Job], workers: int | None, executor: Executor | None, began: Began) -> Iterator[RankReport]:
+    if executor is not None:
+        unfinished: list[Job] = []
+        yield from merge_on(executor, [_anywhere(job) for job in jobs], began, unfinished)
+        yield from merge_in_processes(unfinished, began, workers or os.cpu_count() or 1, available_bytes())
+    else:
+        yield from _merge_locally(jobs, workers, began)
+
+
+def _merge_locally(jobs: list[Job], workers: int | None, began: Began) -> Iterator[RankReport]:
+    count, free = min(workers or os.cpu_count() or 1, len(jobs)), available_bytes()
+    notes = {job.rank: _too_large(job, free) for job in jobs if free is not None and job.need_bytes > free}
+    merged = merge_here(jobs, began) if count <= 1 else merge_in_processes(jobs, began, count, free)
+    for report in merged:
+        note = notes.get(report.rank)
+        yield replace(report, notes=(*report.notes, note)) if note else report
+
+
+def _too_large(job: Job, free: int) -> str:
+    return (
+        f"merging it may need {job.need_bytes / 1e9:.1f} GB of the {free / 1e9:.1f} GB that are free, so no other rank "
+        "was merged meanwhile; --memory-budget makes it need less"
+    )
+
+
+def _anywhere(job: Job) -> Job:
+    """The same for a process with another working directory."""
+    windows = [
+        replace(w, host=w.host and w.host.absolute(), device=w.device and w.device.absolute())
+        for w in job.files.windows
+    ]
+    phases = job.files.phases and job.files.phases.absolute()
+    return replace(job, files=replace(job.files, windows=windows, phases=phases), folder=job.folder.absolute())

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -13,6 +14,8 @@ from chakra_capture.errors import TraceFileError
 _NUMBERED = re.compile(r"(?:(?P<side>host|device)[._-])?(?:rank[-_=]?)?(?P<rank>\d+)\.json(?:\.gz)?")
 # torch.profiler.tensorboard_trace_handler: <worker>.<time ns>.pt.trace.json; a worker is <host>_<pid> by default.
 _TORCH_NAME = re.compile(r"(?P<worker>.+?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(?:\.gz)?")
+_LARGEST_MANIFEST = 16 << 20
+_Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,12 @@ class Run:
         return dict(sorted(found.items()))
 
     @property
+    def owner(self) -> str | None:
+        """Run id that has claimed the folders; None where nothing says."""
+        claim = _decoded(self.paths.claim, _Claim)
+        return None if claim is None else claim.run_id
+
+    @property
     def phase_files(self) -> dict[int, Path]:
         """Each rank's file of phases; the working one where the process has not finished it."""
         return _phase_files(self.paths.phases_dir)
@@ -96,6 +105,19 @@ class Run:
         return f"run {self.paths.job} in {self.paths.trace_dir} recorded no traces{why}.{others or ' Record it again.'}"
 
 
+class _Claim(msgspec.Struct):
+    run_id: str
+
+
+class _Moment(msgspec.Struct):
+    unix_ns: int
+    monotonic_ns: int
+
+
+class _Settings(msgspec.Struct):
+    ranks: list[int] | None = None
+
+
 class _ManifestWindow(msgspec.Struct):
     cycle: int = 0
     start_step: int | None = None
@@ -107,12 +129,18 @@ class _ManifestWindow(msgspec.Struct):
     partial_step: int | None = None
     aborted_steps: list[int] = msgspec.field(default_factory=list)
     reason: str | None = None
+    started: _Moment | None = None
+    ended: _Moment | None = None
 
 
 class ManifestHead(msgspec.Struct):
     """What of a rank's manifest the offline half reads."""
 
+    run_id: str | None = None
+    rank: int | None = None
     world_size: int | None = None
+    pid: int | None = None
+    settings: _Settings = msgspec.field(default_factory=_Settings)
     complete: bool | None = None
     reason: str | None = None
     detail: str | None = None
@@ -134,7 +162,8 @@ def find_run(path: Path, job: str | None = None) -> Run:
             "Give the trace_dir, or merge single files with --host FILE --device FILE -o OUT."
         )
     inside = layout.RUN_FOLDER_NAME.fullmatch(path.resolve().name)
-    if inside and job is None and not _jobs(path):
+    # Merged tables may stand alone: their traces were removed.
+    if inside and job is None and not _jobs(path) and inside["job"] in _jobs(path.resolve().parent):
         path, job = path.resolve().parent, inside["job"]
     jobs = _jobs(path)
     if jobs:
@@ -165,8 +194,14 @@ def merged_ranks(folder: Path) -> dict[int, Path]:
 
 def manifest_head(path: Path) -> ManifestHead | None:
     """What a rank's manifest says on top; None without a readable manifest."""
+    return _decoded(path, ManifestHead)
+
+
+def _decoded(path: Path, shape: type[_Shape]) -> _Shape | None:
+    """A small file of a run; None without a readable one."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=ManifestHead)
+        with path.open("rb") as file:
+            return msgspec.json.decode(file.read(_LARGEST_MANIFEST), type=shape)
     except (OSError, msgspec.DecodeError):
         return None
 

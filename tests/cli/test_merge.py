@@ -54,7 +54,8 @@ def test_json_report_holds_link_json_of_every_rank(tmp_path: Path) -> None:
     trace().write(tmp_path)
     report = json.loads(run("merge", tmp_path, "--json").out)
     assert (report["schema_version"], report["output"]) == (1, str(tmp_path / "0_merged"))
-    assert report["ranks"] == [{"rank": 0, "error": None, "windows": link(tmp_path / "0_merged")["windows"]}]
+    windows = link(tmp_path / "0_merged")["windows"]
+    assert report["ranks"] == [{"rank": 0, "error": None, "unchanged": False, "notes": [], "windows": windows}]
 
 
 def test_several_ranks_merge_in_processes_and_ranks_chooses(tmp_path: Path) -> None:

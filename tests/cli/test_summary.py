@@ -1,6 +1,7 @@
 """``summary`` and ``inspect``: 80 columns, right numbers, "not measured" where nothing was, names do not break it."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,8 @@ def test_damaged_tables_are_said(tmp_path: Path) -> None:
     (merged / "rank=0" / "nodes.parquet").write_bytes(b"PAR1")
     refused(run("summary", merged), "nodes.parquet cannot be read")
     (merged / "rank=0" / "link.json").write_text("{")
+    shutil.rmtree(tmp_path / "0_chakra")
+    shutil.rmtree(tmp_path / "0_kineto")  # or the rank would be merged again
     refused(run("summary", merged), "link.json cannot be read")
 
 

@@ -8,7 +8,7 @@ from builder import TraceBuilder
 
 from chakra_capture.layout import RunPaths
 from chakra_capture.merge.rank import MergeOptions, RankReport
-from chakra_capture.merge.run import merge_run
+from chakra_capture.merge.run import Watch, merge_run
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 
@@ -29,7 +29,7 @@ def recorded(folder: Path, *ranks: int) -> Run:
 def test_reports_come_in_rank_order_and_each_as_its_rank_ends(workers: int, tmp_path: Path) -> None:
     run = recorded(tmp_path, 3, 0, 1)
     seen: list[RankReport] = []
-    reports = merge_run(run, run.merged_dir, MergeOptions(), workers=workers, on_rank=seen.append)
+    reports = merge_run(run, run.merged_dir, MergeOptions(), workers=workers, watch=Watch(ended=seen.append))
     assert [(r.rank, r.error) for r in reports] == [(0, None), (1, None), (3, None)]
     assert sorted(seen, key=lambda r: r.rank) == reports
     assert list(find_run(tmp_path).merged_ranks) == [0, 1, 3]
@@ -53,7 +53,7 @@ def test_all_workers_end_when_the_caller_stops_early(tmp_path: Path) -> None:
 
     run = recorded(tmp_path, 0, 1, 2)
     with pytest.raises(KeyboardInterrupt):
-        merge_run(run, run.merged_dir, MergeOptions(), workers=2, on_rank=stop)
+        merge_run(run, run.merged_dir, MergeOptions(), workers=2, watch=Watch(ended=stop))
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     assert not [c for c in children if b"spawn_main" in Path(f"/proc/{c}/cmdline").read_bytes()]
 
