@@ -201,7 +201,9 @@ class Writer:
         base = int(self.source.head.get("baseTimeNanoseconds") or 0)
         begin = base + self.source.zero_ns + self.clocks[life].offset_ns
         end = base + last_ns
-        anchors = [ClockAnchor(at, at - base) for at in (begin, end)]
+        # The host trace states its start on the monotonic clock.
+        start = int(self.source.host_head.get("start_ts") or 0) * 10**6
+        anchors = [ClockAnchor(at, at - begin + start) for at in (begin, end)]
         steps = _steps(self.source, len(self.replay.repetitions))
         cycle = CycleRecord(0, steps[0], steps[-1], 0, 1, steps[0], steps[-1], steps=steps)
         cycle.host_trace, cycle.device_trace = (
