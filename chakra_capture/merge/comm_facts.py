@@ -48,10 +48,25 @@ class CommFacts:
 
     def or_else(self, other: "CommFacts") -> "CommFacts":
         """These facts, and the other's where these say nothing."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return CommFacts(**{k: getattr(other, k) if v is None else v for k, v in values.items()})
+        if self is NOTHING or other is NOTHING:
+            return other if self is NOTHING else self
+        values = ((name, getattr(self, name)) for name in _NAMES)
+        return CommFacts(**{name: getattr(other, name) if value is None else value for name, value in values})
+
+    @property
+    def is_whole(self) -> bool:
+        """Nothing that a row could add is missing."""
+        needed: tuple[object, ...] = (self.process_group, self.dtype, self.in_bytes, self.out_bytes)
+        if self.collective in _WITH_ROOT:
+            needed += (self.group_root if self.root is None else self.root,)
+        if self.collective in _WITH_PEER:
+            needed += (self.group_peer if self.peer is None else self.peer, self.tag)
+        return None not in needed
 
 
+_NAMES = tuple(field.name for field in fields(CommFacts))
+_WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
+_WITH_PEER = ("send", "recv")
 NOTHING = CommFacts()
 
 

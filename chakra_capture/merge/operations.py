@@ -3,7 +3,7 @@
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -225,18 +225,22 @@ class CommRows:
 
     def facts(self, operation: Operation, group_names: dict[int, str]) -> CommFacts:
         """All that the rows of an operation say, those first that were made for it."""
-        found = NOTHING
+        found = CommFacts(collective=operation.collective or None)
+        for more in self._sources(operation, group_names):
+            found = found.or_else(more)
+            if found.is_whole and found.seq is not None:
+                break
+        return _one_way(found)
+
+    def _sources(self, operation: Operation, group_names: dict[int, str]) -> Iterator[CommFacts]:
         if operation.kernels and not operation.shares_kernel:
-            found = self._stated_facts(operation.kernels[0])
+            yield self._stated_facts(operation.kernels[0])
         records = [row for row in operation.members if self._is_record[row]]
-        for row in records:
-            found = found.or_else(self._stated_facts(row))
-        for row in records:
-            found = found.or_else(self._record_facts(row, group_names))
+        yield from (self._stated_facts(row) for row in records)
+        yield from (self._record_facts(row, group_names) for row in records)
         for row in [operation.root, *operation.members, *operation.work]:
             if row >= 0 and not self._is_record[row]:
-                found = found.or_else(self._op_facts(row))
-        return _one_way(replace(found, collective=operation.collective or found.collective))
+                yield self._op_facts(row)
 
     def _stated_facts(self, row: int) -> CommFacts:
         return facts_of_args(self._columns.residue(row))

@@ -188,3 +188,19 @@ def test_device_time_of_a_step_that_the_host_trace_lacks_is_said(tmp_path: Path)
     assert said(merged, "device time of ops that only the device trace holds: 520000 of 1040000 ns")
     # Nothing is cut or repaired: the host trace was stopped a step earlier.
     assert merged.window["salvaged"] is False
+
+
+def test_sizes_of_collectives_are_elements_times_their_type(tmp_path: Path) -> None:
+    folder, expected = case("043-collective-nodes-and-sizes")
+    merged = merge(tmp_path, host=folder / "et.json", device=folder / "kineto.json")
+    table = pl.read_parquet(tmp_path / "rank=0" / "communication.parquet")
+    wanted = expected["comm_nodes"]
+    assert table["collective"].str.to_uppercase().to_list() == [node["type"] for node in wanted]
+    assert table["comm_bytes"].to_list() == [node["comm_size"] for node in wanted]
+    # Both traces call the group 0; 1 is the name it gets where it is exported to a simulator.
+    assert (table["process_group"].unique().to_list(), table["group_ranks"].unique().to_list()) == (["0"], [[0, 1]])
+    assert table["out_bytes"].to_list()[2] == wanted[2]["out_size"]
+    kernels = merged.nodes.filter(KERNELS, pl.col("collective").is_not_null())
+    assert kernels["comm_bytes"].to_list() == [node["comm_size"] for node in wanted]
+    assert kernels["dur_ns"].sum() / 1000 == expected["comm_time_us"]
+    assert set(kernels["node_id"]) == set(table["node_id"])
