@@ -1,0 +1,251 @@
+"""The communication of a run across its ranks: ``collectives.parquet`` and ``alignment.json``."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+from polars.io.plugins import register_io_source
+
+from chakra_capture import layout
+from chakra_capture.errors import TraceFileError
+from chakra_capture.merge.clocks import Clock, compare_clocks, to_reference
+from chakra_capture.merge.matching import Matches, group_table, match_operations
+from chakra_capture.merge.output import write_link, write_table
+from chakra_capture.merge.roles import Role, roles
+from chakra_capture.merge.run_operations import Group, Operations, read_operations
+from chakra_capture.trace.columns import MISSING
+from chakra_capture.trace.schema import COLLECTIVES, SCHEMA_VERSION
+
+# Members of process groups and rows that are put together, and written as one row group, at a time.
+_MOST_MEMBERS, _MOST_ROWS = 1 << 22, 1 << 16
+# Fewer operations may have equal times by chance.
+_FEWEST_COPIED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts:
+    """What the manifests of a run state: the number of ranks of the job, and the machine of each rank."""
+
+    world_size: int | None = None
+    hosts: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """What matching the ranks of a run gave; the content of ``alignment.json``."""
+
+    ranks: tuple[int, ...]
+    missing_ranks: tuple[int, ...]
+    extra_ranks: tuple[int, ...]
+    unreadable: Mapping[int, str]
+    clocks: Mapping[int, Clock]
+    groups: tuple[Mapping[str, Any], ...]
+    num_operations: int
+    num_matched: int
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "ranks": list(self.ranks),
+            "missing_ranks": list(self.missing_ranks),
+            "extra_ranks": list(self.extra_ranks),
+            "unreadable": {str(rank): why for rank, why in self.unreadable.items()},
+            "clocks": {str(r): {**asdict(clock), "comparable": clock.comparable} for r, clock in self.clocks.items()},
+            "groups": list(self.groups),
+            "num_operations": self.num_operations,
+            "num_matched": self.num_matched,
+            "notes": list(self.notes),
+        }
+
+
+def align_run(merged_dir: Path, ranks: Mapping[int, Path], facts: RunFacts) -> Alignment:
+    """Match the communication of all ranks and write what follows into ``merged_dir``.
+
+    Args:
+        ranks: folder of each merged rank; one whose table cannot be read is named, the others are used.
+
+    Raises:
+        TraceFileError: the folder cannot be written to.
+    """
+    operations = read_operations(ranks, facts.world_size)
+    copies = _copies(operations)
+    matches = match_operations(operations)
+    role = roles(matches)
+    clocks = compare_clocks(matches, role, facts.hosts, copies)
+    collectives = _Collectives(operations, matches, role, clocks)
+    alignment = _alignment(operations, matches, clocks, facts, set(ranks))
+    try:
+        write_table(merged_dir / layout.COLLECTIVES_FILE, collectives.table(), _MOST_ROWS)
+        write_link(merged_dir / layout.ALIGNMENT_FILE, alignment.as_json())
+    except OSError as error:
+        raise TraceFileError(
+            f"{merged_dir} cannot be written: {error.strerror or error}. Give a writable folder with -o."
+        ) from error
+    return alignment
+
+
+def _copies(operations: Operations) -> dict[int, str]:
+    """Ranks whose operations have the very times of another rank."""
+    times = operations.rows.select("arrival", "end")
+    seen: dict[bytes, list[int]] = {}
+    first = 0
+    for rank, number in operations.num_rows.items():
+        mine = times.slice(first, number).drop_nulls()
+        first += number
+        if mine.height >= _FEWEST_COPIED:
+            digest = hashlib.sha256(mine.to_numpy().tobytes()).digest()
+            seen.setdefault(digest, []).append(rank)
+    return {
+        rank: f"its times are those of rank {next(r for r in same if r != rank)}, to the ns: one of them is a copy"
+        for same in seen.values()
+        if len(same) > 1
+        for rank in same
+    }
+
+
+class _Collectives:
+    """The table of collectives, put together block by block."""
+
+    def __init__(
+        self, operations: Operations, matches: Matches, role: npt.NDArray[np.int8], clocks: Mapping[int, Clock]
+    ) -> None:
+        self._matches = matches
+        self._groups = pl.DataFrame(
+            [(group.name, group.members) for group in operations.groups],
+            schema={"process_group": pl.String, "group_ranks": pl.List(pl.Int64)},
+            orient="row",
+        )
+        self._times = _times(matches, role, clocks)
+        arrival = self._times["arrival_ns"].fill_null(matches.rows["arrival"]).fill_null(_NEVER).to_numpy()
+        when = np.minimum.reduceat(arrival, matches.starts) if len(arrival) else arrival
+        self._order = np.argsort(when, kind="stable")
+
+    def table(self) -> pl.LazyFrame:
+        def blocks(
+            with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+        ) -> Iterator[pl.DataFrame]:
+            sizes = np.cumsum(self._matches.num_found[self._order])
+            first = 0
+            while first < len(sizes):
+                before = sizes[first - 1] if first else 0
+                last = max(int(np.searchsorted(sizes, before + self._most_rows(), side="right")), first + 1)
+                yield self._block(first, last)
+                first = last
+
+        return register_io_source(blocks, schema=COLLECTIVES.schema)
+
+    def _most_rows(self) -> int:
+        members = self._groups["group_ranks"].list.len().max()
+        return max(1, min(_MOST_ROWS, _MOST_MEMBERS // (members if isinstance(members, int) and members else 1)))
+
+    def _block(self, first: int, last: int) -> pl.DataFrame:
+        matches, ops = self._matches, self._order[first:last]
+        sizes = matches.num_found[ops]
+        op = np.repeat(ops, sizes)
+        at = np.repeat(matches.starts[ops] - (np.cumsum(sizes) - sizes), sizes) + np.arange(len(op))
+        rows = matches.rows[at].hstack(self._times[at])
+        num_ranks = matches.num_ranks[op]
+        rows = rows.hstack(self._groups[rows["group"]]).with_columns(
+            pl.Series("collective_id", np.repeat(np.arange(first, last), sizes)),
+            pl.Series("num_found", np.repeat(sizes, sizes)),
+            pl.Series("num_ranks", num_ranks),
+            mismatch=matches.mismatch[op],
+        )
+        return rows.with_columns(num_ranks=pl.when(pl.col("num_ranks") != MISSING).then("num_ranks")).select(
+            pl.col(column.name).cast(column.dtype) for column in COLLECTIVES.columns
+        )
+
+
+_NEVER = int(np.iinfo(np.int64).max)
+
+
+def _times(matches: Matches, role: npt.NDArray[np.int8], clocks: Mapping[int, Clock]) -> pl.DataFrame:
+    """Times of every row on the reference clock, and what a rank waited.
+
+    A rank waits from its arrival to that of the last rank it needs: the root (not root in broadcast, scatter, reduce,
+    gather), else the last of all. Who need not wait until then (a sender, the root of a broadcast) waits no longer than
+    it is in the operation.
+    """
+    rows, starts = matches.rows, matches.starts
+    names = ("arrival_ns", "end_ns", "wait_ns", "transfer_ns", "skew_ns", "last_rank")
+    if not len(starts):
+        return pl.DataFrame(schema=dict.fromkeys(names, pl.Int64))
+    ranks = np.array(sorted(clocks))
+    at = np.searchsorted(ranks, rows["rank"].to_numpy())
+    mapped = tuple(clocks[rank] for rank in ranks.tolist())
+    arrival, end = (to_reference(rows[name].fill_null(MISSING).to_numpy(), mapped, at) for name in ("arrival", "end"))
+    reference = np.array([clock.reference if clock.comparable else _NEVER for clock in mapped])[at]
+    op = matches.op
+    first, last = np.minimum.reduceat(arrival, starts), np.maximum.reduceat(arrival, starts)
+    comparable = np.minimum.reduceat(reference, starts) == np.maximum.reduceat(reference, starts)
+    alone = (matches.num_found == 1) & (matches.num_ranks != 1)
+    known = matches.full & ~matches.doubtful & comparable & (first != MISSING) & ~alone
+    is_root = (role == Role.SOURCE) | (role == Role.SINK)
+    of_root = np.maximum.reduceat(np.where(is_root, arrival, MISSING), starts)
+    needed = np.where((role == Role.TAKER) | (role == Role.GIVER), of_root[op], last[op])
+    needed[role == Role.UNKNOWN] = MISSING
+    wait = np.maximum(np.minimum(needed, end), arrival) - arrival
+    is_last = arrival == last[op]
+    last_rank = np.minimum.reduceat(np.where(is_last, rows["rank"].to_numpy(), _NEVER), starts)
+    measured = known[op] & (needed != MISSING)
+    columns = {
+        "arrival_ns": arrival,
+        "end_ns": end,
+        "wait_ns": np.where(measured, wait, MISSING),
+        "transfer_ns": np.where(measured, end - arrival - wait, MISSING),
+        "skew_ns": np.where(known, last - first, MISSING)[op],
+        "last_rank": np.where(known, last_rank, MISSING)[op],
+    }
+    return pl.DataFrame(columns).select(pl.when(pl.all() != MISSING).then(pl.all()))
+
+
+def _alignment(
+    operations: Operations, matches: Matches, clocks: Mapping[int, Clock], facts: RunFacts, given: set[int]
+) -> Alignment:
+    groups = [
+        _group_entry(row, operations.groups[row["group"]], given) for row in group_table(matches).iter_rows(named=True)
+    ]
+    job = set(range(facts.world_size)) if facts.world_size else set()
+    members = {rank for group in operations.groups for rank in group.members or ()}
+    notes = [f"rank {rank} recorded no communication" for rank, number in operations.num_rows.items() if not number]
+    if any(group["matched_by"] == "order" and not group["process_group"] for group in groups):
+        notes.append(
+            "operations whose process group no trace names were matched by order among the ranks that have them"
+        )
+    if any(group["ranks"] is None for group in groups):
+        notes.append("of a process group whose members no trace states, waits are among the ranks recorded here")
+    return Alignment(
+        ranks=tuple(operations.num_rows),
+        missing_ranks=tuple(sorted((job | members) - given)),
+        extra_ranks=tuple(sorted(given - job)) if job else (),
+        unreadable=operations.unreadable,
+        clocks=clocks,
+        groups=tuple(groups),
+        num_operations=len(matches.starts),
+        num_matched=int(np.count_nonzero(matches.full & ~matches.doubtful)),
+        notes=tuple(notes),
+    )
+
+
+def _group_entry(row: dict[str, Any], group: Group, given: set[int]) -> dict[str, Any]:
+    name = "process group of unknown name" if group.name is None else f"process group {group.name}"
+    mesh = f" ({row['mesh_dim']})" if row["mesh_dim"] else ""
+    return {
+        "process_group": group.name,
+        "mesh_dim": row["mesh_dim"],
+        "ranks": None if group.members is None else list(group.members),
+        "missing_ranks": [rank for rank in group.members or () if rank not in given],
+        "matched_by": "seq" if row["by_seq"] else "order",
+        "num_operations": row["num_operations"],
+        "num_matched": row["num_matched"],
+        "num_incomplete": row["num_incomplete"],
+        "num_mismatches": row["num_mismatches"],
+        "first_mismatch": f"{name}{mesh}: {row['first_mismatch']}" if row["num_mismatches"] else None,
+    }

@@ -1,0 +1,312 @@
+"""Which operations of several ranks are one, and where the ranks differ.
+
+Collectives of a process group are matched by sequence number where all its ranks state one, else k-th to k-th in order
+of issue, windows told apart by their steps; sends and receives k-th to k-th per source, destination and tag. Without
+sequence numbers a lost operation would shift all that follow, so nothing between two step beginnings that all ranks
+agree on is used once the ranks differ there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+
+from chakra_capture.merge.run_operations import Group, Operations
+from chakra_capture.trace.columns import MISSING, Bool, Int64
+
+_NONE = -1
+_LAST = int(np.iinfo(np.int64).max)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Operations of the run.
+
+    Attributes:
+        rows: those of ``Operations`` with their collective, dtype, mesh_dim and group, ``lane`` and ``order``, in order
+            of operation and rank.
+        starts: first row of each operation.
+        doubtful: per operation, whether it is not certain that its rows are one operation, or they differ.
+        num_ranks: per operation, how many ranks take part; ``MISSING`` where not known.
+        full: per operation, whether every rank that takes part is recorded.
+        mismatch: per operation, how the ranks differ or which of them lack it; null where they agree.
+        differs: per operation, whether ranks contradict each other (and not merely end earlier or begin later).
+        lanes: one row per lane, what is matched k-th to k-th: ``group``, ``src``, ``dst``, ``tag`` (null but for send
+            and recv), ``by_seq``.
+    """
+
+    rows: pl.DataFrame
+    starts: Int64
+    doubtful: Bool
+    num_ranks: Int64
+    full: Bool
+    mismatch: pl.Series
+    differs: Bool
+    lanes: pl.DataFrame
+
+    @property
+    def op(self) -> Int64:
+        """Operation of each row."""
+        return np.repeat(np.arange(len(self.starts)), self.num_found)
+
+    @property
+    def num_found(self) -> Int64:
+        """Ranks of which each operation is recorded."""
+        return np.diff(self.starts, append=self.rows.height)
+
+
+def match_operations(operations: Operations) -> Matches:
+    """Match the operations of all ranks; nothing is matched by nearest time."""
+    rows = operations.rows.hstack(operations.kinds[operations.rows["kind"]])
+    rows, lanes = _with_lanes(rows, operations.groups)
+    rows = _with_keys(rows, lanes)
+    lane, domain, key, again = (pl.col(name) for name in _KEY)
+    rows = rows.sort(*_KEY, "rank")
+    is_new = (lane != lane.shift()) | (domain != domain.shift()) | (key != key.shift()) | (again != again.shift())
+    starts = np.flatnonzero(rows.select(is_new.fill_null(value=True)).to_series().to_numpy())
+    by_seq = lanes["by_seq"].to_numpy()[rows["lane"].to_numpy()[starts]]
+    differences = _differences(rows, starts, by_seq)
+    present = np.array(sorted(operations.num_rows), dtype=np.int64)
+    expected = _expected(rows, lanes, operations.groups, present)
+    num_found = np.diff(starts, append=rows.height)
+    op_lane = rows["lane"].to_numpy()[starts]
+    num_ranks = lanes["num_ranks"].fill_null(MISSING).to_numpy()[op_lane]
+    num_expected = expected.group_by("lane").len().sort("lane")["len"].to_numpy()[op_lane]
+    lacking = _lacking(rows, starts, expected, np.flatnonzero(num_found < num_expected))
+    texts = _difference_texts(rows, starts, differences)
+    contradicted = np.zeros(len(starts), dtype=np.bool_)
+    contradicted[texts["op"].to_numpy()] = True
+    doubtful = _doubtful(rows, starts, by_seq, contradicted, differences["step"])
+    contradicted[lacking.filter("within")["op"].to_numpy()] = True
+    return Matches(
+        rows=rows,
+        starts=starts,
+        doubtful=doubtful,
+        num_ranks=num_ranks,
+        full=num_found == np.where(num_ranks == MISSING, num_expected, num_ranks),
+        mismatch=_joined(len(starts), texts, _lacking_texts(lacking)),
+        differs=contradicted,
+        lanes=lanes,
+    )
+
+
+_KEY = ("lane", "domain", "key", "again")
+_LANE = ("group", "src", "dst", "tag")
+
+
+def _with_lanes(rows: pl.DataFrame, groups: tuple[Group, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Add ``lane``; a send or recv that names no peer has one where its group has but one other member."""
+    pairs = [g.members if g.members and len(g.members) == 2 else (_NONE, _NONE) for g in groups]
+    pair = pl.DataFrame(pairs, schema={"low": pl.Int64, "high": pl.Int64}, orient="row")[rows["group"]]
+    rank, collective = pl.col("rank"), pl.col("collective")
+    stated = pl.when((pl.col("peer") >= 0) & (pl.col("peer") != rank)).then(pl.col("peer"))
+    other = pl.when(rank == pl.col("low")).then(pl.col("high")).when(rank == pl.col("high")).then(pl.col("low"))
+    peer = pl.coalesce(stated, other)
+    is_send, is_recv = collective.eq_missing("send"), collective.eq_missing("recv")
+    rows = rows.hstack(pair).with_columns(
+        src=pl.when(is_send).then(rank).when(is_recv).then(peer.fill_null(_NONE)),
+        dst=pl.when(is_send).then(peer.fill_null(_NONE)).when(is_recv).then(rank),
+        tag=pl.when(is_send | is_recv).then("tag"),
+    )
+    lanes = rows.select(_LANE).unique().sort(_LANE).with_row_index("lane").cast({"lane": pl.Int64})
+    rows = rows.drop("low", "high").join(lanes, on=_LANE, how="left", nulls_equal=True, maintain_order="left")
+    members = pl.Series([None if g.members is None else len(g.members) for g in groups], dtype=pl.Int64)
+    is_p2p = pl.col("src").is_not_null()
+    lanes = lanes.with_columns(num_ranks=pl.when(is_p2p).then(2).otherwise(members[lanes["group"]]))
+    by_seq = rows.group_by("lane").agg(by_seq=pl.col("seq").is_not_null().all() & pl.col("src").is_null().all())
+    return rows, lanes.join(by_seq, on="lane", how="left", maintain_order="left")
+
+
+def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
+    """Add what makes rows of several ranks one operation, and their order within the window."""
+    number = pl.int_range(pl.len(), dtype=pl.Int64)
+    rows = rows.with_columns(order=number.over("rank", "window", "lane"))
+    rows = rows.join(_windows(rows), on=["rank", "window"], how="left", maintain_order="left")
+    rows = rows.hstack(lanes[rows["lane"]].select("by_seq", restarts=_restarts(rows)[rows["lane"]]))
+    by_seq = pl.col("by_seq")
+    rows = rows.with_columns(
+        domain=pl.when(by_seq & ~pl.col("restarts")).then(0).when(by_seq).then("window").otherwise("domain")
+    )
+    mine = ("rank", "lane", "domain")
+    rows = rows.with_columns(key=number.over(mine), before=pl.col("step").shift().over(mine))
+    in_common = pl.when(pl.col("step") >= pl.col("common_step")).then("key")
+    first = pl.coalesce(in_common.min().over(mine), pl.len().over(mine))
+    first = pl.when(pl.col("common_step").is_null()).then(0).otherwise(first)
+    rows = rows.with_columns(
+        key=pl.when(by_seq).then("seq").otherwise(pl.col("key") - first),
+        begins_step=pl.col("step").is_not_null() & pl.col("step").ne_missing(pl.col("before")),
+    )
+    again = pl.when(by_seq).then(number.over(*mine, "key")).otherwise(0)
+    return rows.with_columns(again=again).drop("common_step", "before", "restarts", "by_seq")
+
+
+def _restarts(rows: pl.DataFrame) -> pl.Series:
+    """Per lane, whether sequence numbers begin anew in a later window: then windows are told apart."""
+    spans = rows.group_by("rank", "lane", "window").agg(low=pl.col("seq").min(), high=pl.col("seq").max())
+    before = pl.col("high").shift().over("rank", "lane", order_by="window")
+    falls = (pl.col("low") < before).fill_null(value=False)
+    return spans.with_columns(falls=falls).group_by("lane").agg(pl.col("falls").any()).sort("lane")["falls"]
+
+
+def _windows(rows: pl.DataFrame) -> pl.DataFrame:
+    """Which windows of the ranks are one (``domain``), and the step from which on all of them are there.
+
+    Windows whose steps overlap are one. Where a window marks no step, or a rank records a step twice, the n-th windows
+    are. ``common_step`` is null where the windows begin alike.
+    """
+    step = pl.col("step")
+    spans = rows.group_by("rank", "window").agg(first=step.min(), last=step.max()).sort("rank", "window")
+    overlaps = (pl.col("first") <= pl.col("last").cum_max().shift()).over("rank", order_by="first")
+    if spans["first"].has_nulls() or spans.select(overlaps.any()).item():
+        domain = pl.col("window")
+    else:
+        spans = spans.sort("first")
+        domain = (pl.col("first") > pl.col("last").cum_max().shift()).fill_null(value=False).cum_sum()
+    spans = spans.with_columns(domain=domain.cast(pl.Int64))
+    # Several windows of a rank may make up one domain.
+    begins = spans.group_by("rank", "domain").agg(pl.col("first").min())
+    begins = begins.group_by("domain").agg(common_step=pl.col("first").max(), differ=pl.col("first").n_unique() > 1)
+    common = pl.when("differ").then("common_step")
+    return spans.join(begins, on="domain").select("rank", "window", "domain", common.alias("common_step"))
+
+
+def _differences(rows: pl.DataFrame, starts: Int64, by_seq: Bool) -> dict[str, Bool]:
+    """Per operation, whether its ranks state different things; a rank that states nothing does not count."""
+    is_p2p = rows["src"].is_not_null().to_numpy()[starts]
+    codes = {name: rows[name].cast(pl.Categorical).to_physical() for name in ("collective", "dtype")}
+    return {
+        "collective": differs(codes["collective"], starts) & ~is_p2p,
+        "size": differs(rows["equal_bytes"], starts),
+        "dtype": differs(codes["dtype"], starts) & ~is_p2p,
+        "root": differs(rows["root"], starts) & ~is_p2p,
+        "step": differs(rows["step"], starts) & ~is_p2p & ~by_seq,
+    }
+
+
+def differs(column: pl.Series, starts: Int64) -> Bool:
+    """Per operation, whether the values that its rows have are not all one."""
+    if column.null_count() == len(column):
+        return np.zeros(len(starts), dtype=np.bool_)
+    values = column.cast(pl.Int64)
+    low = np.minimum.reduceat(values.fill_null(_LAST).to_numpy(), starts)
+    return low < np.maximum.reduceat(values.fill_null(MISSING).to_numpy(), starts)
+
+
+def _doubtful(rows: pl.DataFrame, starts: Int64, by_seq: Bool, contradicted: Bool, other_step: Bool) -> Bool:
+    """Spread differences from one beginning of a step that all ranks share to the next one."""
+    lane, domain = (rows[name].to_numpy()[starts] for name in ("lane", "domain"))
+    shared = np.logical_and.reduceat(rows["begins_step"].to_numpy(), starts) & ~other_step
+    begins = shared | by_seq
+    begins[1:] |= (lane[1:] != lane[:-1]) | (domain[1:] != domain[:-1])
+    stretch = np.cumsum(begins)
+    return np.bincount(stretch, weights=contradicted)[stretch] > 0
+
+
+def _expected(rows: pl.DataFrame, lanes: pl.DataFrame, groups: tuple[Group, ...], present: Int64) -> pl.DataFrame:
+    """Per lane, the ranks that should have its operations: members that are there, else those that have any."""
+    here = set(present.tolist())
+    members = {at: sorted(here & set(g.members)) for at, g in enumerate(groups) if g.members is not None}
+    listed = pl.DataFrame(
+        {"group": list(members), "rank": list(members.values())},
+        schema={"group": pl.Int32, "rank": pl.List(pl.Int64)},
+    )
+    whole = lanes.filter(pl.col("src").is_null()).join(listed, on="group").select("lane", "rank").explode("rank")
+    ends = pl.concat(lanes.select("lane", rank=end).drop_nulls() for end in ("src", "dst"))
+    ends = ends.filter(pl.col("rank").is_in(present.tolist()))
+    found = rows.select("lane", "rank").unique()
+    return pl.concat([whole, ends, found]).unique().sort("lane", "rank")
+
+
+def _lacking(rows: pl.DataFrame, starts: Int64, expected: pl.DataFrame, incomplete: Int64) -> pl.DataFrame:
+    """Which ranks lack which operations, and whether ``within`` what is recorded of them there."""
+    first = rows[starts[incomplete]].select("lane", "domain", "key").with_columns(op=pl.Series(incomplete))
+    op = pl.DataFrame({"op": np.repeat(np.arange(len(starts)), np.diff(starts, append=rows.height))})
+    have = op.hstack(rows.select("rank")).filter(pl.col("op").is_in(incomplete))
+    spans = rows.group_by("lane", "domain", "rank").agg(low=pl.col("key").min(), high=pl.col("key").max())
+    lacking = first.join(expected, on="lane").join(have, on=["op", "rank"], how="anti")
+    lacking = lacking.join(spans, on=["lane", "domain", "rank"], how="left")
+    within = ((pl.col("key") > pl.col("low")) & (pl.col("key") < pl.col("high"))).fill_null(value=False)
+    return lacking.select("op", "rank", within.alias("within")).sort("op", "rank")
+
+
+_SHOWN = 8
+
+
+def _lacking_texts(lacking: pl.DataFrame) -> pl.DataFrame:
+    listed = pl.col("rank").head(_SHOWN).cast(pl.String).str.join(", ")
+    more = pl.when(pl.len() > _SHOWN).then(pl.format(" and {} more", pl.len() - _SHOWN)).otherwise(pl.lit(""))
+    what = pl.when(pl.len() > 1).then(pl.lit("ranks")).otherwise(pl.lit("rank"))
+    said = pl.when("within").then(pl.lit("lacking on")).otherwise(pl.lit("not recorded on"))
+    parts = lacking.group_by("op", "within", maintain_order=True).agg(listed=listed, more=more, what=what)
+    return parts.select("op", text=pl.format("{} {} {}{}", said, "what", "listed", "more"))
+
+
+def _difference_texts(rows: pl.DataFrame, starts: Int64, differences: Mapping[str, Bool]) -> pl.DataFrame:
+    """Say what each of the differing ranks has, like ones named once."""
+    names = list(differences)
+    flagged = np.flatnonzero(np.logical_or.reduce([differences[name] for name in names]))
+    sizes = np.diff(starts, append=rows.height)[flagged]
+    at = np.repeat(starts[flagged] - np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes) + np.arange(sizes.sum())
+    flags = pl.DataFrame({f"{name} differs": np.repeat(differences[name][flagged], sizes) for name in names})
+    mine = rows[at].hstack(flags).with_columns(op=pl.Series(np.repeat(flagged, sizes)))
+    unknown = pl.lit("unknown")
+    size = pl.coalesce("equal_bytes", "comm_bytes")
+    sized = pl.when(size.is_not_null()).then(pl.format(" of {} B", size)).otherwise(pl.lit(""))
+    text = pl.concat_str(
+        pl.coalesce("collective", unknown),
+        sized,
+        *(
+            pl.when(pl.col(f"{name} differs"))
+            .then(pl.format(f" {word} {{}}", pl.coalesce(pl.col(name).cast(pl.String), unknown)))
+            .otherwise(pl.lit(""))
+            for name, word in (("dtype", "of"), ("root", "with root"), ("step", "in step"))
+        ),
+    )
+    mine = mine.select("op", "rank", text=text).group_by("op", "text", maintain_order=True).agg(pl.col("rank").first())
+    said = pl.format("{} on rank {}", "text", "rank").head(_SHOWN).str.join(", ")
+    return mine.group_by("op", maintain_order=True).agg(text=said)
+
+
+def _joined(num_ops: int, *parts: pl.DataFrame) -> pl.Series:
+    """One text per operation, null where nothing is said."""
+    texts = pl.concat(parts).group_by("op", maintain_order=True).agg(pl.col("text").str.join("; "))
+    every = pl.DataFrame({"op": np.arange(num_ops)})
+    return every.join(texts, on="op", how="left", maintain_order="left")["text"]
+
+
+def group_table(matches: Matches) -> pl.DataFrame:
+    """One row per process group: how many operations, how many of them whole and alike, and the first difference."""
+    rows, at = matches.rows, matches.starts
+    number = pl.when("by_seq").then(pl.format("with seq {}", "seq")).otherwise(pl.format("{}", "order"))
+    window = pl.when(pl.col("window") > 0).then(pl.format(" of window {}", "window")).otherwise(pl.lit(""))
+    p2p = pl.format("from rank {} to {}: ", "src", "dst")
+    ops = (
+        rows[at]
+        .select("group", "window", "order", "seq", "src", "dst", "lane")
+        .with_columns(
+            pl.Series("full", matches.full),
+            pl.Series("differs", matches.differs),
+            pl.Series("usable", matches.full & ~matches.doubtful),
+            matches.lanes["by_seq"].gather(rows["lane"][at]),
+            mismatch=matches.mismatch,
+        )
+    )
+    said = pl.concat_str(
+        pl.when(pl.col("src").is_null()).then(pl.lit("")).otherwise(p2p),
+        pl.lit("operation "),
+        number,
+        window,
+        pl.lit(" is "),
+        "mismatch",
+    )
+    tables = ops.group_by("group", maintain_order=True).agg(
+        pl.len().alias("num_operations"),
+        pl.col("usable").sum().alias("num_matched"),
+        (~pl.col("full")).sum().alias("num_incomplete"),
+        pl.col("differs").sum().alias("num_mismatches"),
+        said.filter("differs").first().alias("first_mismatch"),
+        pl.col("by_seq").any(),
+    )
+    mesh = rows.group_by("group").agg(pl.col("mesh_dim").drop_nulls().first())
+    return tables.join(mesh, on="group", how="left").sort("group")
