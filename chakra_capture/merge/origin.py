@@ -27,6 +27,7 @@ class WindowOrigin(msgspec.Struct, frozen=True, kw_only=True):
     device: Stamp | None
     unfinished: bool
     cut_steps: tuple[int, ...] | None
+    issued: Stamp | None
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +104,7 @@ def _windows(files: RankFiles) -> tuple[WindowOrigin, ...]:
             device=_stamp(window.device),
             unfinished=window.unfinished,
             cut_steps=window.cut_steps,
+            issued=_stamp(window.issued),
         )
         for window in files.windows
     )

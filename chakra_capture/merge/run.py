@@ -134,10 +134,13 @@ def _too_large(job: Job, free: int) -> str:
     )
 
 
+_FILES = ("host", "device", "issued")
+
+
 def _anywhere(job: Job) -> Job:
     """The same for a process with another working directory."""
     windows = [
-        replace(w, host=w.host and w.host.absolute(), device=w.device and w.device.absolute())
+        replace(w, **{side: path.absolute() for side in _FILES if (path := getattr(w, side)) is not None})
         for w in job.files.windows
     ]
     phases = job.files.phases and job.files.phases.absolute()
