@@ -49,6 +49,11 @@ class Alignment:
     num_matched: int
     notes: tuple[str, ...]
 
+    @property
+    def doubt_ns(self) -> dict[int, int]:
+        """How well the clock of each rank is known, as far as the ends of operations tell."""
+        return {rank: clock.spread_ns or 0 for rank, clock in self.clocks.items()}
+
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
         return {
