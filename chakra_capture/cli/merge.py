@@ -1,13 +1,14 @@
 """``chakra-capture merge`` (also ``merge-traces``)."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from chakra_capture import layout
+from chakra_capture.cli.alignment import print_alignment
 from chakra_capture.cli.merge_progress import watched
 from chakra_capture.cli.output import (
     EXIT_BAD_INPUT,
@@ -22,6 +23,7 @@ from chakra_capture.cli.output import (
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
+    from chakra_capture.merge.alignment import Alignment
     from chakra_capture.merge.rank import RankReport
     from chakra_capture.merge.roster import Roster
     from chakra_capture.trace.discovery import Run
@@ -49,8 +51,10 @@ def merge(
     PATH is the trace_dir of a run (its newest run is taken), one of its folders, or a folder that
     NeMo, chakra's scripts or torch.profiler wrote. Host or device traces alone merge too.
 
-    Each rank gets rank=<R>/nodes.parquet, edges.parquet, steps.parquet and link.json under
-    <job>_merged beside the traces; steps.parquet has the recorded phases of each step. A rank that
+    Each rank gets rank=<R>/nodes.parquet, edges.parquet, steps.parquet, communication.parquet and
+    link.json under <job>_merged beside the traces; steps.parquet has the recorded phases of each
+    step. What the ranks communicated with each other stands in collectives.parquet there, how their
+    clocks compare in alignment.json. A rank that
     cannot be merged is reported, the others merge, and the exit status is 1. Ranks that were merged
     before, from the same files and by the same version, are left as they are.
 
@@ -105,6 +109,7 @@ def merge(
         wanted = ranks if rank is None else [*(ranks or ()), rank]
         run, out = _folder(path, job, wanted, output)
         roster = check_ranks(run)
+    alignments: list[Alignment | None] = []
     with watched() as watch:
         reports = merge_run(
             run,
@@ -114,12 +119,15 @@ def merge(
             again=again,
             roster=roster,
             workers=workers,
-            watch=watch,
+            watch=replace(watch, aligned=alignments.append),
         )
+    (alignment,) = alignments
     if json:
-        print_json(_as_json(out, reports, roster))
+        print_json(_as_json(out, reports, roster, alignment))
     else:
         _print(out, reports, roster if wanted is None else Roster())
+        if len(run.ranks) > 1:
+            print_alignment(alignment)
     return EXIT_BAD_INPUT if any(report.error for report in reports) else EXIT_OK
 
 
@@ -175,7 +183,7 @@ def _stated_rank(host: Path | None, device: Path | None) -> int:
     return (stated_rank(device) if device else None) or 0
 
 
-def _as_json(out: Path, reports: "list[RankReport]", roster: "Roster") -> dict[str, Any]:
+def _as_json(out: Path, reports: "list[RankReport]", roster: "Roster", alignment: "Alignment | None") -> dict[str, Any]:
     ranks = [
         {"rank": r.rank, "error": r.error, "unchanged": r.unchanged, "notes": list(r.notes), "windows": list(r.windows)}
         for r in reports
@@ -186,7 +194,8 @@ def _as_json(out: Path, reports: "list[RankReport]", roster: "Roster") -> dict[s
         "missing_ranks_by_content": roster.missing_by_content,
         "conflicts": [asdict(conflict) for conflict in roster.conflicts],
     }
-    return {"schema_version": 1, "output": str(out), "run": run, "ranks": ranks}
+    aligned = None if alignment is None else alignment.as_json()
+    return {"schema_version": 1, "output": str(out), "run": run, "ranks": ranks, "alignment": aligned}
 
 
 def _print(out: Path, reports: "list[RankReport]", roster: "Roster") -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chakra_capture import layout
+from chakra_capture.merge.alignment import Alignment, RunFacts, align_run
 from chakra_capture.merge.capacity import available_bytes, needed_bytes
 from chakra_capture.merge.executors import merge_on
 from chakra_capture.merge.job import Began, Job, disown
@@ -15,7 +16,7 @@ from chakra_capture.merge.processes import merge_here, merge_in_processes
 from chakra_capture.merge.rank import MergeOptions, RankReport
 from chakra_capture.merge.roster import Roster, check_ranks
 from chakra_capture.trace import native
-from chakra_capture.trace.discovery import RankFiles, Run
+from chakra_capture.trace.discovery import RankFiles, Run, merged_ranks
 from chakra_capture.trace.reading import ScannerKind
 
 
@@ -27,11 +28,13 @@ class Watch:
         planned: the ranks that will be merged, before the first one is.
         began: a rank is put to work.
         ended: its report.
+        aligned: the ranks were held against each other; None where that is left to another call.
     """
 
     planned: Callable[[list[Job]], None] = lambda _: None
     began: Began = lambda *_: None
     ended: Callable[[RankReport], None] = lambda _: None
+    aligned: Callable[[Alignment | None], None] = lambda _: None
 
 
 def merge_run(
@@ -74,12 +77,24 @@ def merge_run(
         watch.ended(report)
         reports.append(report)
     reports.sort(key=lambda report: report.rank)
-    finish_run(run, out, reports)
+    watch.aligned(finish_run(run, out, reports, roster))
     return reports
 
 
-def finish_run(run: Run, out: Path, reports: list[RankReport]) -> None:
-    """What is made from the tables of all ranks, once these are written."""
+def finish_run(run: Run, out: Path, reports: list[RankReport], roster: Roster) -> Alignment | None:
+    """Make what is made from the tables of all ranks, once these are written.
+
+    Of tasks that merge one rank each, only one that finds all others merged does it: the others would make it in vain.
+
+    Returns:
+        None where it is left to another call, or no rank is merged.
+    """
+    merged = merged_ranks(out)
+    ranks = {files.rank for files in run.ranks}
+    if not merged or (len(reports) == 1 < len(ranks) and not ranks <= merged.keys()):
+        return None
+    hosts = {rank: head.hostname for rank, head in run.manifests.items() if head.hostname}
+    return align_run(out, merged, RunFacts(world_size=roster.world_size, hosts=hosts))
 
 
 def _plan(files: RankFiles, out: Path, options: MergeOptions, roster: Roster, *, again: bool) -> Job | RankReport:

@@ -140,6 +140,7 @@ class ManifestHead(msgspec.Struct):
     rank: int | None = None
     world_size: int | None = None
     pid: int | None = None
+    hostname: str | None = None
     settings: _Settings = msgspec.field(default_factory=_Settings)
     complete: bool | None = None
     reason: str | None = None

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 import pytest
 from builder import MAIN, TraceBuilder
-from commands import process, refused, run
+from commands import Outcome, process, refused, run
 from handed import CASES, require
 
 from chakra_capture.cli.main import merge_traces
@@ -58,14 +58,24 @@ def test_json_report_holds_link_json_of_every_rank(tmp_path: Path) -> None:
     assert report["ranks"] == [{"rank": 0, "error": None, "unchanged": False, "notes": [], "windows": windows}]
 
 
+def merged_lines(done: Outcome) -> list[str]:
+    """Which ranks the screen says were merged, in order."""
+    return [line.split(":")[0] for line in done.out.splitlines() if line.startswith("rank ")]
+
+
 def test_several_ranks_merge_in_processes_and_ranks_chooses(tmp_path: Path) -> None:
     for rank in (0, 2, 10):
         trace(pid=100 + rank, rank=rank, world_size=11).write(tmp_path, rank)
     done = run("merge", tmp_path, "--workers", 2)
     assert (done.code, done.err) == (0, "")
-    assert [line.split(":")[0] for line in done.out.splitlines()[:-1]] == ["rank 0", "rank 2", "rank 10"]
+    assert merged_lines(done) == ["rank 0", "rank 2", "rank 10"]
     done = run("merge", tmp_path, "--ranks", 10, 0, "-o", tmp_path / "some")
-    assert sorted(p.name for p in (tmp_path / "some").iterdir()) == ["rank=0", "rank=10"]
+    assert sorted(p.name for p in (tmp_path / "some").iterdir()) == [
+        "alignment.json",
+        "collectives.parquet",
+        "rank=0",
+        "rank=10",
+    ]
     refused(run("merge", tmp_path, "--ranks", 5), "has no rank 5; it has 0, 2, 10")
 
 
@@ -331,7 +341,7 @@ def test_case_rank_order_and_conflict(tmp_path: Path) -> None:
     folder = require(CASES / "026-rank-order-and-conflict" / "kineto")
     done = run("merge", folder, "-o", tmp_path)
     refused(done, "rank 2 was not merged", "rank-2.json is not of this rank", "device trace of rank 3")
-    assert [line.split(":")[0] for line in done.out.splitlines()[:-1]] == ["rank 0", "rank 1", "rank 10"]
+    assert merged_lines(done) == ["rank 0", "rank 1", "rank 10"]
 
 
 def test_case_same_ids_of_two_ranks(tmp_path: Path) -> None:
