@@ -6,14 +6,16 @@ from typing import Any
 
 import polars as pl
 
+from chakra_capture.analysis.communication import communication_summary
 from chakra_capture.analysis.device import device_time
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
 from chakra_capture.analysis.phases import PhaseSummary
 from chakra_capture.analysis.shares import share_of
 from chakra_capture.analysis.steps import step_summary
+from chakra_capture.analysis.stragglers import Stragglers, find_stragglers
 from chakra_capture.trace.discovery import ManifestHead, Run
-from chakra_capture.trace.merged import MergedTrace
+from chakra_capture.trace.merged import MergedRun, MergedTrace
 
 SCHEMA_VERSION = 1
 
@@ -53,6 +55,8 @@ class Overview:
         kernels: kernel_summary summed over the ranks shown.
         recordings: per rank with a manifest, what was asked for and what was recorded.
         phases: per rank with a phase file, the phases of all its steps.
+        communication: communication_summary of the ranks shown; None where their operations were not matched.
+        stragglers: which ranks the others wait for; None for one rank, and where nothing was matched.
     """
 
     job: str
@@ -63,6 +67,8 @@ class Overview:
     kernels: pl.DataFrame
     recordings: dict[int, dict[str, Any]]
     phases: dict[int, PhaseSummary]
+    communication: pl.DataFrame | None
+    stragglers: Stragglers | None
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -77,6 +83,8 @@ class Overview:
             "kernels": self.kernels.to_dicts(),
             "recordings": {str(rank): value for rank, value in self.recordings.items()},
             "phases": {str(rank): value.as_json() for rank, value in self.phases.items()},
+            "communication": None if self.communication is None else self.communication.to_dicts(),
+            "stragglers": None if self.stragglers is None else self.stragglers.as_json(),
             "notes": list(self.notes),
         }
 
@@ -103,6 +111,8 @@ def overview(run: Run, traces: list[MergedTrace], phases: dict[int, PhaseSummary
         }
         for rank, head in sorted(manifests.items())
     }
+    shown = {trace.rank for trace in traces}
+    communication, stragglers = _communication(MergedRun(run.merged_dir), shown)
     operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
     kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
     return Overview(
@@ -114,7 +124,21 @@ def overview(run: Run, traces: list[MergedTrace], phases: dict[int, PhaseSummary
         kernels=kernels,
         recordings=recordings,
         phases=phases,
-        notes=tuple(_notes(run, {trace.rank for trace in traces} or set(phases), world_size)),
+        communication=communication,
+        stragglers=stragglers,
+        notes=tuple(_notes(run, shown or set(phases), world_size)),
+    )
+
+
+def _communication(run: MergedRun, shown: set[int]) -> tuple[pl.DataFrame | None, Stragglers | None]:
+    """Operations of the ranks shown; who is late is a question about all of them."""
+    table = run.collectives
+    if table is None:
+        return None, None
+    doubt = {rank: clock.spread_ns or 0 for rank, clock in run.clocks.items()}
+    several = table["rank"].n_unique() > 1
+    return communication_summary(table.filter(pl.col("rank").is_in(shown))), (
+        find_stragglers(table, doubt) if several else None
     )
 
 

@@ -9,6 +9,7 @@ out: it takes up that the ranks begin to record at different times.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +66,17 @@ class Stragglers:
     num_steps: int
     has_steps: bool
     step_ns: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {
+            "ranks": list(self.ranks),
+            "reason": self.reason,
+            "num_steps": self.num_steps,
+            "has_steps": self.has_steps,
+            "step_ns": self.step_ns,
+            "table": self.table.to_dicts(),
+        }
 
 
 def find_stragglers(collectives: pl.DataFrame, doubt_ns: Mapping[int, int]) -> Stragglers:

@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from chakra_capture import layout
+from chakra_capture.cli.communication_table import print_communication
 from chakra_capture.cli.output import (
     EXIT_OK,
     console,
@@ -52,6 +54,9 @@ def summary(
     compute + exposed communication + exposed copies + idle = span, from the first to the last device activity.
     Phases are those of all steps, of the window or not: of a step input wait, forward and so on, and its residual in no
     phase; and what comes between two steps. Steps under the profiler and the first of a training are left out.
+    Communication is that of all ranks together: of each operation the time until the last rank it needs had arrived
+    (waiting), and after that (transfer); bus bandwidth as in NCCL's tests. The rank that the others wait for is named
+    only if it is late in nearly every step, by much, and chance does not explain it.
     What a run did not record is shown as "not measured", never as 0.
 
     Examples:
@@ -109,7 +114,8 @@ def _merge_stale(run: "Run") -> None:
 
     merged = run.merged_ranks
     stale = [files.rank for files in run.ranks if files.rank not in merged or not is_of(merged[files.rank], files)]
-    for report in merge_run(run, run.merged_dir, MergeOptions(), ranks=stale) if stale else ():
+    is_matched = not run.ranks or (run.merged_dir / layout.COLLECTIVES_FILE).is_file()
+    for report in merge_run(run, run.merged_dir, MergeOptions(), ranks=stale) if stale or not is_matched else ():
         if report.error:
             print_error(f"rank {report.rank} was not merged: {report.error}")
 
@@ -123,6 +129,7 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
     print_phases(out, result.phases)
     if result.ranks:
         _print_device(out, result)
+        print_communication(out, result)
         _print_top(out, result, top)
     for note in result.notes:
         out.print(plain(f"note: {note}"))

@@ -112,7 +112,9 @@ _ROWS = pl.Schema(
 def _read(rank: int, path: Path, world_size: int | None) -> _OfRank:
     wanted = [c.name for c in COMMUNICATION.columns if c.name not in ("algorithm", "issued_ns")]
     keys = [*_TEXTS, "process_group", "group_ranks"]
-    table = pl.scan_parquet(path).select(pl.col(name).cast(COMMUNICATION.schema[name]) for name in wanted).collect()
+    with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
+        table = pl.read_parquet(file, columns=wanted)
+    table = table.select(pl.col(name).cast(COMMUNICATION.schema[name]) for name in wanted)
     kinds = table.select(keys).unique(maintain_order=True).with_columns(kind=pl.int_range(pl.len(), dtype=pl.Int32))
     table = table.join(kinds, on=keys, how="left", nulls_equal=True, maintain_order="left").drop("group_ranks")
     members = [_members(rank, listed, world_size) for listed in kinds["group_ranks"]]

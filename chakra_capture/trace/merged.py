@@ -58,9 +58,45 @@ class MergedTrace:
         return self.nodes.filter(is_activity & pl.col("ts_ns").is_not_null() & pl.col("dur_ns").is_not_null())
 
     def _read(self, name: str) -> pl.DataFrame:
-        path = self.folder / name
+        return _read_table(self.folder / name)
+
+
+@dataclass(frozen=True)
+class MergedRun:
+    """The tables that a run has across its ranks; None where they have not been made."""
+
+    folder: Path
+
+    @cached_property
+    def collectives(self) -> pl.DataFrame | None:
+        path = self.folder / layout.COLLECTIVES_FILE
+        return _read_table(path) if path.is_file() else None
+
+    @cached_property
+    def clocks(self) -> dict[int, "RankClock"]:
+        """How well the clock of each rank is known."""
+        path = self.folder / layout.ALIGNMENT_FILE
         try:
-            with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
-                return pl.read_parquet(file)
-        except (OSError, pl.exceptions.PolarsError) as error:
-            raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error
+            return msgspec.json.decode(path.read_bytes(), type=_Alignment).clocks if path.is_file() else {}
+        except (OSError, msgspec.DecodeError) as error:
+            raise TraceFileError(f"{path} cannot be read ({error}). Merge the run again.") from error
+
+
+class RankClock(msgspec.Struct):
+    """What of a clock in alignment.json the analyses need; see ``merge.clocks.Clock``."""
+
+    offset_ns: int | None = None
+    spread_ns: int | None = None
+    reason: str | None = None
+
+
+class _Alignment(msgspec.Struct):
+    clocks: dict[int, RankClock] = {}
+
+
+def _read_table(path: Path) -> pl.DataFrame:
+    try:
+        with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
+            return pl.read_parquet(file)
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error

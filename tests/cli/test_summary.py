@@ -52,6 +52,10 @@ rank      span  compute  exp. comm  exp. copies    idle    comm    busy
    0  60.00 us   33.3 %     33.3 %       16.7 %  16.7 %  50.0 %  83.3 %
 compute + exposed communication + exposed copies + idle = span
 
+Communication
+group  operation   count  bytes    median  wait  bus
+?      all_reduce      1      -  30.00 us     -    -
+
 Top operators by self time
 name                                              count      time   share
 (outside any op)                                      1  77.00 us  77.0 %
