@@ -291,10 +291,18 @@ class CommRows:
         asked = operation.collective
         for row in operation.work:
             if self._name_of(row) == asked or len(operation.work) == 1:
-                return self._times(row, int(self._ends[row]))
+                return self._work_times(operation, row)
         if any(self._is_record[row] for row in operation.members):  # what a device ran, and nobody recorded
             return operation.root, None, None
         return self._times(operation.root, int(self._ends[operation.root]))
+
+    def _work_times(self, operation: Operation, row: int) -> tuple[int, int | None, int | None]:
+        """Gloo hands a send or recv over within the op that asks, before it begins the annotation."""
+        at, ts, dur = self._times(row, int(self._ends[row]))
+        begun = int(self._columns.ts_ns[operation.root]) if operation.root >= 0 else MISSING
+        if operation.collective not in ("send", "recv") or ts is None or begun == MISSING:
+            return at, ts, dur
+        return at, begun, None if dur is None else ts + dur - begun
 
     def _times(self, row: int, end: int) -> tuple[int, int | None, int | None]:
         ts, dur = int(self._columns.ts_ns[row]), int(self._columns.dur_ns[row])

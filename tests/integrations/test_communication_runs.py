@@ -101,3 +101,40 @@ def test_reduce_scatter_says_what_gloo_runs_in_its_place(runs):
     assert (
         table.filter(collective="all_gather")["algorithm"].null_count() == table.filter(collective="all_gather").height
     )
+
+
+def operations_of_the_run(folder, size):
+    """How many operations the ranks' own notes make: those of a group counted once, a send and its recv too."""
+    num_sends, in_group = 0, {}
+    for rank in range(size):
+        for rows in truth(folder, rank).values():
+            num_sends += sum(row[0] == "send" for row in rows)
+        listed = [row[1] for rows in truth(folder, rank).values() for row in rows if row[0] not in ("send", "recv")]
+        for group in set(listed):
+            in_group.setdefault(group, set()).add(listed.count(group))
+    assert all(len(counts) == 1 for counts in in_group.values())
+    return num_sends + sum(counts.pop() for counts in in_group.values())
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_operation_is_matched_on_all_of_its_members(runs, size):
+    folder = runs[size] / "t" / "0_merged"
+    alignment = json.loads((folder / "alignment.json").read_text())
+    assert alignment["num_operations"] == alignment["num_matched"] == operations_of_the_run(runs[size], size)
+    assert [group["first_mismatch"] for group in alignment["groups"] if group["first_mismatch"]] == []
+    table = pl.read_parquet(folder / "collectives.parquet")
+    assert (table["num_found"] == table["num_ranks"]).all()
+    assert table["mismatch"].null_count() == table.height
+    for (group, collective), rows in table.group_by("process_group", "collective"):
+        members = set(rows["group_ranks"].explode())
+        if collective not in ("send", "recv"):
+            assert set(rows["rank"]) == members, (group, collective)
+    # Both sides of a send are one operation.
+    sides = (
+        table.filter(pl.col("collective").is_in(["send", "recv"])).group_by("collective_id").agg("collective", "rank")
+    )
+    assert all(sorted(pair) == ["recv", "send"] for pair in sides["collective"].to_list())
+    # All ranks ran on this machine, so on one clock.
+    assert {clock["offset_ns"] for clock in alignment["clocks"].values()} == {0}
+    assert table["wait_ns"].null_count() == 0
+    assert (table["wait_ns"] >= 0).all()
