@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError
 from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
+from chakra_capture.cli.query import query
 from chakra_capture.cli.summary import summary
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.memory import prepare_process
@@ -19,6 +20,7 @@ A run is recorded by your training job (see the README); then
 
     chakra-capture merge TRACE_DIR      link host and device traces of every rank
     chakra-capture summary TRACE_DIR    see where the step time goes
+    chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
 
 Exit status: 0 ok, 1 bad input, 2 wrong usage.
 """
@@ -32,6 +34,7 @@ def app() -> App:
     built.command(merge)
     built.command(summary)
     built.command(inspect)
+    built.command(query)
     return built
 
 

@@ -201,6 +201,12 @@ def test_merged_folder_is_a_run_of_its_own(tmp_path: Path) -> None:
     assert list(run.merged_ranks) == [2, 10]  # rank 3 is not complete: link.json is written last
 
 
+def test_merged_folder_lies_alone_under_its_own_name(tmp_path: Path) -> None:
+    touch(tmp_path, "0_merged/rank=1/link.json", "other_kineto/rank-0.json")
+    run = find_run(tmp_path / "0_merged")
+    assert (run.ranks, list(run.merged_ranks), run.merged_dir) == ((), [1], tmp_path / "0_merged")
+
+
 def test_missing_path_file_and_empty_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match="does not exist"):
         find_run(tmp_path / "none")
