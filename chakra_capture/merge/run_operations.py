@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import polars as pl
 
@@ -95,6 +96,7 @@ def read_operations(ranks: Mapping[int, Path], world_size: int | None = None) ->
     )
 
 
+_READ = {c.name: c.dtype for c in COMMUNICATION.columns if c.name not in ("algorithm", "issued_ns", "group_ranks")}
 _KINDS = pl.Schema({**{name: pl.String() for name in _TEXTS}, "group": pl.Int32()})
 _ROWS = pl.Schema(
     {
@@ -110,15 +112,13 @@ _ROWS = pl.Schema(
 
 
 def _read(rank: int, path: Path, world_size: int | None) -> _OfRank:
-    wanted = [c.name for c in COMMUNICATION.columns if c.name not in ("algorithm", "issued_ns")]
-    keys = [*_TEXTS, "process_group", "group_ranks"]
     with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
-        table = pl.read_parquet(file, columns=wanted)
-    table = table.select(pl.col(name).cast(COMMUNICATION.schema[name]) for name in wanted)
-    kinds = table.select(keys).unique(maintain_order=True).with_columns(kind=pl.int_range(pl.len(), dtype=pl.Int32))
-    table = table.join(kinds, on=keys, how="left", nulls_equal=True, maintain_order="left").drop("group_ranks")
-    members = [_members(rank, listed, world_size) for listed in kinds["group_ranks"]]
-    groups = [Group(name, found) for name, found in zip(kinds["process_group"], members, strict=True)]
+        table = pl.read_parquet(file, columns=list(_READ)).cast(_READ)
+        of_row, groups = _groups(file, table)
+    table = table.with_columns(of_row.alias("group"))
+    kinds = table.select(*_TEXTS, "group").unique(maintain_order=True)
+    kinds = kinds.with_columns(kind=pl.int_range(pl.len(), dtype=pl.Int32))
+    table = table.join(kinds, on=[*_TEXTS, "group"], how="left", nulls_equal=True, maintain_order="left")
     ts, dur = pl.col("ts_ns"), pl.col("dur_ns")
     timed = ts.is_between(0, LARGEST) & dur.is_between(0, _LONGEST)
     equal = pl.coalesce(
@@ -133,7 +133,49 @@ def _read(rank: int, path: Path, world_size: int | None) -> _OfRank:
         pl.when(timed).then(ts).alias("arrival"),
         pl.when(timed).then(ts + dur).alias("end"),
     )
-    return _OfRank(rows.cast(_ROWS), kinds.select(_TEXTS), groups)
+    stated = groups["group_ranks"][kinds["group"]]
+    members = [_members(rank, listed, world_size) for listed in stated]
+    names = groups["process_group"][kinds["group"]]
+    found = [Group(name, of_name) for name, of_name in zip(names, members, strict=True)]
+    return _OfRank(rows.cast(_ROWS), kinds.select(_TEXTS), found)
+
+
+def _groups(file: IO[bytes], table: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+    """Position of every row in a table of process groups, and this table: name and stated members.
+
+    In a window a name stands for one group. So its members are read where the name comes first: the lists of all rows
+    would be as many numbers as there are operations times members.
+    """
+    named = table.select("window", "process_group").with_row_index("at")
+    key = ("window", "process_group")
+    firsts = named.group_by(key, maintain_order=True).agg(pl.col("at").first())
+    wanted = table.height
+    if not firsts["process_group"].has_nulls():
+        wanted = int(firsts["at"].max() or 0) + 1  # type: ignore[arg-type]
+    stated = _lists(file, wanted)
+    if wanted < table.height and stated["group_ranks"].gather(firsts["at"]).has_nulls():
+        stated = _lists(file, table.height)
+    known = named.head(stated.height).hstack(stated)
+    is_named = pl.col("process_group").is_not_null()
+    first = pl.col("group_ranks").drop_nulls().first()
+    groups = pl.concat(
+        [
+            known.filter(is_named).group_by(key, maintain_order=True).agg(first),
+            known.filter(~is_named).select(*key, "group_ranks").unique(maintain_order=True),
+        ]
+    ).with_columns(group=pl.int_range(pl.len(), dtype=pl.Int64))
+    of_named = named.join(groups.filter(is_named), on=key, how="left", nulls_equal=True, maintain_order="left")["group"]
+    if not of_named.has_nulls():
+        return of_named, groups
+    unnamed = known.filter(~is_named).join(
+        groups.filter(~is_named), on=[*key, "group_ranks"], how="left", nulls_equal=True, maintain_order="left"
+    )
+    return of_named.scatter(unnamed["at"], unnamed["group"]), groups
+
+
+def _lists(file: IO[bytes], num_rows: int) -> pl.DataFrame:
+    file.seek(0)
+    return pl.read_parquet(file, columns=["group_ranks"], n_rows=num_rows).cast({"group_ranks": pl.List(pl.Int64)})
 
 
 def _members(rank: int, listed: Iterable[int | None] | None, world_size: int | None) -> tuple[int, ...] | None:

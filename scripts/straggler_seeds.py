@@ -1,0 +1,106 @@
+"""Generated runs with and without a slow rank: is it named, and are the planted clocks found?
+
+    python scripts/straggler_seeds.py --seeds 20
+
+Each seed makes two runs (scripts/make_ranks.py) with clocks up to 50 ms and 50 ppm off, each rank on its own machine:
+in one a rank works slower, in the other none does. Both are merged; what was planted is read only to compare. A line
+says whom the tables name, and by how much the clock of any rank is off at the worst moment, beside the smallest
+collective. Exit 1 if a slow rank is missed, another one is named, or a clock is off by more than that collective.
+"""
+
+import argparse
+import json
+import random
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+from make_ranks import make_run, parse
+
+from chakra_capture.analysis.stragglers import find_stragglers
+from chakra_capture.layout import COLLECTIVES_FILE, RunPaths
+from chakra_capture.merge.alignment import Alignment, RunFacts, align_run
+from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.run import merge_run
+from chakra_capture.trace.discovery import find_run
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run gave, beside what was planted."""
+
+    planted: int | None
+    named: tuple[int, ...]
+    said: str
+    clock_error_ns: float
+    smallest_ns: int
+
+    @property
+    def is_right(self) -> bool:
+        named = () if self.planted is None else (self.planted,)
+        return self.named == named and self.clock_error_ns <= self.smallest_ns
+
+
+def try_seed(folder: Path, seed: int, settings: argparse.Namespace, *, slow: bool) -> Outcome:
+    rank = random.Random(seed).randrange(settings.ranks) if slow else None
+    argv = [str(folder), "--ranks", str(settings.ranks), "--steps", str(settings.steps), "--seed", str(seed)]
+    argv += ["--clock-offsets", "50", "--drift-ppm", "50", "--ranks-per-host", "1"]
+    if rank is not None:
+        argv += ["--straggler", f"{rank}:{settings.factor}"]
+    make_run(parse(argv))
+    paths = RunPaths(folder, "0")
+    reports = merge_run(find_run(folder), paths.merged_dir, MergeOptions(), workers=1)
+    ranks = {report.rank: paths.merged_rank(report.rank) for report in reports if report.error is None}
+    alignment = align_run(paths.merged_dir, ranks, RunFacts(world_size=settings.ranks))
+    found = find_stragglers(pl.read_parquet(paths.merged_dir / COLLECTIVES_FILE), alignment.doubt_ns)
+    truth = json.loads((folder / "truth.json").read_text())
+    of_named = found.table.filter(pl.col("is_straggler"))["share"].to_list()
+    said = found.reason or f"late by {max(of_named):.0%} of a step of {(found.step_ns or 0) / 1e6:.0f} ms"
+    return Outcome(rank, found.ranks, said, clock_error_ns(alignment, truth), smallest_ns(truth))
+
+
+def clock_error_ns(alignment: Alignment, truth: dict[str, list[float]]) -> float:
+    """How far any clock is from the planted one, at the start of the run or at its end."""
+    ends = [max(op["end_ns"]) for op in truth["operations"]]
+    worst = 0.0
+    for rank, clock in alignment.clocks.items():
+        if clock.offset_ns is None:
+            return float("inf")
+        for since in (0, max(ends)):
+            planted = truth["clock_offset_ns"][rank] + truth["clock_drift_ppm"][rank] * 1e-6 * since
+            found = clock.offset_ns + (clock.drift_ppm or 0) * 1e-6 * (truth["zero_ns"] + since - clock.t0_ns)
+            worst = max(worst, abs(found - planted))
+    return worst
+
+
+def smallest_ns(truth: dict) -> int:
+    """Shortest time from the last arrival at a collective to its last end."""
+    return min(max(op["end_ns"]) - max(op["arrival_ns"]) for op in truth["operations"])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--factor", type=float, default=1.3, help="how much longer the own work of the slow rank takes")
+    settings = parser.parse_args()
+    right = {True: 0, False: 0}
+    print("seed  planted  named  clocks off by    smallest collective  verdict")
+    for seed in range(settings.seeds):
+        for slow in (True, False):
+            with tempfile.TemporaryDirectory() as folder:
+                got = try_seed(Path(folder), seed, settings, slow=slow)
+            right[slow] += got.is_right
+            planted = "-" if got.planted is None else got.planted
+            named = ",".join(map(str, got.named)) or "-"
+            times = f"{got.clock_error_ns / 1e3:10.1f} us {got.smallest_ns / 1e3:16.1f} us"
+            print(f"{seed:4}  {planted:>7}  {named:>5}  {times}      {'' if got.is_right else 'WRONG: '}{got.said}")
+    print(f"a slow rank: {right[True]} of {settings.seeds} right; none: {right[False]} of {settings.seeds} right")
+    return 0 if min(right.values()) == settings.seeds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
