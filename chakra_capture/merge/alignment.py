@@ -87,7 +87,7 @@ def align_run(merged_dir: Path, ranks: Mapping[int, Path], facts: RunFacts) -> A
     collectives = _Collectives(operations, matches, role, clocks)
     alignment = _alignment(operations, matches, clocks, facts, set(ranks))
     try:
-        write_table(merged_dir / layout.COLLECTIVES_FILE, collectives.table(), _MOST_ROWS)
+        write_table(merged_dir / layout.COLLECTIVES_FILE, collectives.table(), collectives.rows_per_block)
         write_link(merged_dir / layout.ALIGNMENT_FILE, alignment.as_json())
     except OSError as error:
         raise TraceFileError(
@@ -140,13 +140,15 @@ class _Collectives:
             first = 0
             while first < len(sizes):
                 before = sizes[first - 1] if first else 0
-                last = max(int(np.searchsorted(sizes, before + self._most_rows(), side="right")), first + 1)
+                last = max(int(np.searchsorted(sizes, before + self.rows_per_block, side="right")), first + 1)
                 yield self._block(first, last)
                 first = last
 
         return register_io_source(blocks, schema=COLLECTIVES.schema)
 
-    def _most_rows(self) -> int:
+    @property
+    def rows_per_block(self) -> int:
+        """Few, where each names many members."""
         members = self._groups["group_ranks"].list.len().max()
         return max(1, min(_MOST_ROWS, _MOST_MEMBERS // (members if isinstance(members, int) and members else 1)))
 
