@@ -21,9 +21,9 @@ from make_ranks import make_run, parse
 
 from chakra_capture.analysis.stragglers import find_stragglers
 from chakra_capture.layout import COLLECTIVES_FILE, RunPaths
-from chakra_capture.merge.alignment import Alignment, RunFacts, align_run
+from chakra_capture.merge.alignment import Alignment
 from chakra_capture.merge.rank import MergeOptions
-from chakra_capture.merge.run import merge_run
+from chakra_capture.merge.run import Watch, merge_run
 from chakra_capture.trace.discovery import find_run
 
 
@@ -51,9 +51,10 @@ def try_seed(folder: Path, seed: int, settings: argparse.Namespace, *, slow: boo
         argv += ["--straggler", f"{rank}:{settings.factor}"]
     make_run(parse(argv))
     paths = RunPaths(folder, "0")
-    reports = merge_run(find_run(folder), paths.merged_dir, MergeOptions(), workers=1)
-    ranks = {report.rank: paths.merged_rank(report.rank) for report in reports if report.error is None}
-    alignment = align_run(paths.merged_dir, ranks, RunFacts(world_size=settings.ranks))
+    aligned: list[Alignment | None] = []
+    merge_run(find_run(folder), paths.merged_dir, MergeOptions(), workers=1, watch=Watch(aligned=aligned.append))
+    (alignment,) = aligned
+    assert alignment is not None
     found = find_stragglers(pl.read_parquet(paths.merged_dir / COLLECTIVES_FILE), alignment.doubt_ns)
     truth = json.loads((folder / "truth.json").read_text())
     of_named = found.table.filter(pl.col("is_straggler"))["share"].to_list()

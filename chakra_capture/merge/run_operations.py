@@ -96,7 +96,8 @@ def read_operations(ranks: Mapping[int, Path], world_size: int | None = None) ->
     )
 
 
-_READ = {c.name: c.dtype for c in COMMUNICATION.columns if c.name not in ("algorithm", "issued_ns", "group_ranks")}
+_NOT_READ = ("algorithm", "issued_ns", "group_ranks")
+_READ = pl.Schema({c.name: c.dtype for c in COMMUNICATION.columns if c.name not in _NOT_READ})
 _KINDS = pl.Schema({**{name: pl.String() for name in _TEXTS}, "group": pl.Int32()})
 _ROWS = pl.Schema(
     {
