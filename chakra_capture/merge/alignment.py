@@ -222,9 +222,10 @@ def _alignment(
     job = set(range(facts.world_size)) if facts.world_size else set()
     members = {rank for group in operations.groups for rank in group.members or ()}
     notes = [f"rank {rank} recorded no communication" for rank, number in operations.num_rows.items() if not number]
-    if any(group["matched_by"] == "order" and not group["process_group"] for group in groups):
+    if any(group["process_group"] is None for group in groups):
         notes.append(
-            "operations whose process group no trace names were matched by order among the ranks that have them"
+            "operations whose process group no trace names were matched as those of one group, among the ranks that "
+            "have them"
         )
     if any(group["ranks"] is None for group in groups):
         notes.append("of a process group whose members no trace states, waits are among the ranks recorded here")

@@ -190,9 +190,10 @@ COLLECTIVES = Table(
         Column("host_node_id", _INT, "host op of this rank that asked for it"),
         Column("arrival_ns", _INT, "when this rank arrived, on the clock of the reference rank (alignment.json)", "ns"),
         Column("end_ns", _INT, "when it ended on this rank, on the same clock", "ns"),
-        Column("wait_ns", _INT, "from this rank's arrival to the last one's; null where a rank is missing or the "
-               "clocks cannot be compared", "ns"),
-        Column("transfer_ns", _INT, "from the last arrival to the end on this rank; null like wait_ns", "ns"),
+        Column("wait_ns", _INT, "from this rank's arrival to that of the last rank it needs (of a root: the root; else "
+               "all), at most to its own end; null where a rank is missing, the clocks cannot be compared, or nothing "
+               "tells who waits for whom. Where the members are not known: among those recorded", "ns"),
+        Column("transfer_ns", _INT, "the rest of the time until its end; null like wait_ns", "ns"),
         Column("skew_ns", _INT, "from the first arrival to the last one; null like wait_ns", "ns"),
         Column("last_rank", _INT, "rank that arrived last; null like wait_ns"),
         Column("mismatch", _TEXT, "how the ranks differ (type, size, root), or which ranks lack it; null: they agree"),

@@ -8,6 +8,7 @@ import sys
 import polars as pl
 import pytest
 
+from chakra_capture.merge.alignment import RunFacts, align_run
 from chakra_capture.merge.rank import MergeOptions
 from chakra_capture.merge.run import merge_run
 from chakra_capture.trace.discovery import find_run
@@ -16,6 +17,7 @@ from integrations.communication_job import STEPS
 from integrations.test_lightning_ddp import environment
 
 SIZES = (2, 4)
+LATE_MS = 60
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +26,7 @@ def runs(tmp_path_factory):
     found = {}
     for size in SIZES:
         folder = tmp_path_factory.mktemp(f"ranks{size}")
-        command = [sys.executable, "-m", "integrations.communication_job", str(folder), str(size)]
+        command = [sys.executable, "-m", "integrations.communication_job", str(folder), str(size), str(LATE_MS)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
         assert done.returncode == 0, done.stderr
         run = find_run(folder / "t")
@@ -138,3 +140,66 @@ def test_every_operation_is_matched_on_all_of_its_members(runs, size):
     assert {clock["offset_ns"] for clock in alignment["clocks"].values()} == {0}
     assert table["wait_ns"].null_count() == 0
     assert (table["wait_ns"] >= 0).all()
+
+
+def run_table(folder):
+    return pl.read_parquet(folder / "t" / "0_merged" / "collectives.parquet")
+
+
+def expected_operations(folder, size):
+    """Sets of (rank, node) that are one operation: k-th of the group, or of source, destination and tag."""
+    sets = {}
+    for rank in range(size):
+        nodes = iter(merged(folder, rank).communication["node_id"])
+        counts = {}
+        for rows in truth(folder, rank).values():
+            for collective, group, _, _, _, peer, tag in rows:
+                # Group names of dimensions differ by rank, of one group they do not.
+                ends = {"send": (rank, peer, tag), "recv": (peer, rank, tag)}.get(collective)
+                number = counts[group, ends] = counts.get((group, ends), -1) + 1
+                sets.setdefault((group, ends, number), set()).add((rank, next(nodes)))
+    return {frozenset(members) for members in sets.values()}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_every_operation_is_matched_on_all_its_members(runs, size):
+    table = run_table(runs[size])
+    found = table.group_by("collective_id").agg("rank", "node_id")
+    sets = {frozenset(zip(ranks, nodes, strict=True)) for _, ranks, nodes in found.iter_rows()}
+    assert sets == expected_operations(runs[size], size)
+    assert (table["num_found"] == table["num_ranks"]).all()
+    assert table["mismatch"].null_count() == table.height
+    # One machine, one clock.
+    assert table["wait_ns"].null_count() == 0
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_others_wait_for_a_rank_that_sleeps(runs, size):
+    slept = run_table(runs[size]).filter(collective="all_reduce", comm_bytes=404)
+    assert slept["collective_id"].n_unique() == len(STEPS)
+    assert slept["last_rank"].unique().to_list() == [size - 1]
+    waits = slept.filter(pl.col("rank") != size - 1)["wait_ns"]
+    # They leave the operation before it up to some ms apart, on a machine that is busy.
+    assert waits.min() > (LATE_MS - 25) * 1_000_000
+    own = {r: merged(runs[size], r).communication.filter(collective="all_reduce", comm_bytes=404) for r in range(size)}
+    for at in range(len(STEPS)):
+        arrivals = [own[rank]["ts_ns"][at] for rank in range(size)]
+        found = slept.sort("collective_id", "rank")["wait_ns"][at * size : (at + 1) * size].to_list()
+        assert found == [max(arrivals) - arrival for arrival in arrivals]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_clocks_planted_into_a_real_run_are_found(runs, size, tmp_path):
+    planted = {rank: 37_000_000 * (-1) ** rank for rank in range(1, size)}
+    folders = {}
+    for rank in range(size):
+        folders[rank] = tmp_path / f"rank={rank}"
+        folders[rank].mkdir()
+        table = merged(runs[size], rank).communication.with_columns(pl.col("ts_ns") + planted.get(rank, 0))
+        table.write_parquet(folders[rank] / "communication.parquet")
+    clocks = align_run(tmp_path, folders, RunFacts(world_size=size)).clocks
+    whole = run_table(runs[size]).filter(pl.col("num_found") == size).group_by("collective_id")
+    durations = whole.agg(pl.col("end_ns").max() - pl.col("arrival_ns").max())["end_ns"]
+    for rank, offset in planted.items():
+        assert clocks[rank].low_ns <= offset <= clocks[rank].high_ns
+        assert abs(clocks[rank].offset_ns - offset) < durations.median()

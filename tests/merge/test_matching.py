@@ -210,7 +210,7 @@ def test_operations_of_no_named_group_are_matched_among_those_that_have_them_and
     alignment, table = align(tmp_path, {0: rows, 3: rows}, world_size=4)
     assert found(table) == [[(0, 0), (3, 0)], [(0, 1), (3, 1)]]
     assert table["num_ranks"].null_count() == 4
-    assert any("matched by order among the ranks that have them" in note for note in alignment.notes)
+    assert any("matched as those of one group" in note for note in alignment.notes)
     assert alignment.missing_ranks == (1, 2)
 
 
