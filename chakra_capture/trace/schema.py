@@ -167,8 +167,8 @@ COMMUNICATION = Table(
         Column("tag", _INT, "tag of a send or recv"),
         Column("step", _INT, "as in nodes"),
         Column("issued_ns", _INT, "start of the host op that asked for it, Unix epoch", "ns"),
-        Column("ts_ns", _INT, "start of the row that ran it, Unix epoch: the rank has arrived (gloo's send and recv: of "
-               "the op that asked, which hands the data over)", "ns"),
+        Column("ts_ns", _INT, "start of the row that ran it, Unix epoch: the rank has arrived (gloo's send and recv: "
+               "of the op that asked, which hands the data over)", "ns"),
         Column("dur_ns", _INT, "from then to the end of that row: waiting for the other ranks and transfer", "ns"),
     ),
 )  # fmt: skip
