@@ -13,12 +13,12 @@ from polars.io.plugins import register_io_source
 
 from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
-from chakra_capture.merge.clocks import Clock, compare_clocks, to_reference
+from chakra_capture.merge.clocks import AGREEMENT, Clock, compare_clocks, to_reference
 from chakra_capture.merge.matching import Matches, group_table, match_operations
 from chakra_capture.merge.output import write_link, write_table
 from chakra_capture.merge.roles import Role, roles
 from chakra_capture.merge.run_operations import Group, Operations, read_operations
-from chakra_capture.trace.columns import MISSING
+from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.schema import COLLECTIVES, SCHEMA_VERSION
 
 # Members of process groups and rows that are put together, and written as one row group, at a time.
@@ -194,6 +194,7 @@ def _times(matches: Matches, role: npt.NDArray[np.int8], clocks: Mapping[int, Cl
     comparable = np.minimum.reduceat(reference, starts) == np.maximum.reduceat(reference, starts)
     alone = (matches.num_found == 1) & (matches.num_ranks != 1)
     known = matches.full & ~matches.doubtful & comparable & (first != MISSING) & ~alone
+    known &= matches.is_certain | _ends_agree(matches, known, role, arrival, end)
     is_root = (role == Role.SOURCE) | (role == Role.SINK)
     of_root = np.maximum.reduceat(np.where(is_root, arrival, MISSING), starts)
     needed = np.where((role == Role.TAKER) | (role == Role.GIVER), of_root[op], last[op])
@@ -213,6 +214,19 @@ def _times(matches: Matches, role: npt.NDArray[np.int8], clocks: Mapping[int, Cl
     return pl.DataFrame(columns).select(pl.when(pl.all() != MISSING).then(pl.all()))
 
 
+def _ends_agree(matches: Matches, known: Bool, role: npt.NDArray[np.int8], arrival: Int64, end: Int64) -> Bool:
+    """Per operation, whether all of its lane end so much at one time that the ranks must have been in one group."""
+    starts = matches.starts
+    spread = np.maximum.reduceat(end, starts) - np.minimum.reduceat(end, starts)
+    shortest = np.minimum.reduceat(end - arrival, starts)
+    ops = pl.DataFrame({"lane": matches.rows["lane"][starts], "spread": spread, "shortest": shortest}).with_columns(
+        counts=pl.Series(known & (role[starts] == Role.ALL))
+    )
+    counted = pl.col("counts")
+    agree = pl.col("spread").filter(counted).max() <= AGREEMENT * pl.col("shortest").filter(counted).min()
+    return ops.select(agree.fill_null(value=False).over("lane")).to_series().to_numpy()
+
+
 def _alignment(
     operations: Operations, matches: Matches, clocks: Mapping[int, Clock], facts: RunFacts, given: set[int]
 ) -> Alignment:
@@ -228,7 +242,10 @@ def _alignment(
             "have them"
         )
     if any(group["ranks"] is None for group in groups):
-        notes.append("of a process group whose members no trace states, waits are among the ranks recorded here")
+        notes.append(
+            "of a process group whose members no trace states, waits are among the ranks recorded here, and stated only "
+            "where their ends agree"
+        )
     return Alignment(
         ranks=tuple(operations.num_rows),
         missing_ranks=tuple(sorted((job | members) - given)),

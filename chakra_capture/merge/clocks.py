@@ -16,7 +16,7 @@ import polars as pl
 
 from chakra_capture.merge.matching import Matches
 from chakra_capture.merge.roles import Role, waits_for
-from chakra_capture.trace.columns import LARGEST, MISSING, Int64
+from chakra_capture.trace.columns import LARGEST, MISSING, Bool, Int64
 
 Float = npt.NDArray[np.float64]
 
@@ -25,6 +25,9 @@ _LAST_RANK = int(np.iinfo(np.int64).max)
 _LARGEST_DRIFT = 500e-6
 # Each halves or thirds the doubt about a drift: to below 1 ns in a day.
 _HALVINGS = 64
+# Ranks leave an operation at one time. Where nothing else tells that they were in one, their ends have to agree within
+# this share of the shortest.
+AGREEMENT = 0.1
 _MOST_REFERENCES = 4
 _MOST_BINS = 32
 _FEWEST_BINS = 8
@@ -83,15 +86,24 @@ def to_reference(times: Int64, clocks: Sequence[Clock], clock: Int64) -> Int64:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """Operations of one rank that clocks can be compared by, in order of operation."""
+    """Operations of one rank that clocks can be compared by, in order of operation.
+
+    Attributes:
+        certain: the traces say that the ranks are of one process group; not so where they name no members.
+    """
 
     op: Int64
     role: npt.NDArray[np.int8]
+    certain: Bool
     arrival: Int64
     end: Int64
 
     def at(self, rows: Int64) -> "_Side":
-        return _Side(self.op[rows], self.role[rows], self.arrival[rows], self.end[rows])
+        return _Side(self.op[rows], self.role[rows], self.certain[rows], self.arrival[rows], self.end[rows])
+
+    @property
+    def shortest(self) -> int:
+        return int((self.end - self.arrival).min())
 
     def on_reference(self, clock: Clock) -> "_Side":
         of_all = np.zeros(len(self.op), dtype=np.int64)
@@ -171,7 +183,7 @@ def _sides(matches: Matches, role: npt.NDArray[np.int8], ranks: list[int]) -> di
     usable = np.flatnonzero((~matches.doubtful & several)[op] & (role > Role.LOOSE) & (arrival != MISSING))
     usable = usable[np.argsort(rank[usable], kind="stable")]
     bounds = np.searchsorted(rank[usable], np.array([*ranks, _LAST_RANK]))
-    whole = _Side(op, role, arrival, end)
+    whole = _Side(op, role, matches.is_certain[op], arrival, end)
     return {r: whole.at(usable[bounds[at] : bounds[at + 1]]) for at, r in enumerate(ranks)}
 
 
@@ -226,9 +238,13 @@ def _against(rank: int, anchor: Clock, mine: _Side, theirs: _Side, *, same_machi
     _, at, there = np.intersect1d(mine.op, theirs.op, assume_unique=True, return_indices=True)
     slack = mine.resolution + theirs.resolution
     mine, theirs = mine.at(at), theirs.at(there)
+    is_all = (mine.role == Role.ALL) & (theirs.role == Role.ALL)
+    if (is_all & mine.certain).any() and not mine.certain.all():
+        of_one_group = np.flatnonzero(mine.certain)
+        mine, theirs, is_all = mine.at(of_one_group), theirs.at(of_one_group), is_all[of_one_group]
     after, before = waits_for(mine.role, theirs.role), waits_for(theirs.role, mine.role)
     is_bounded = after.any() and before.any()
-    if not is_bounded and not (same_machine and len(at)):
+    if not is_bounded and not (same_machine and len(mine.op)):
         why = " do not bound how far apart the clocks are" if len(at) else " are not certain to be the same"
         return _Failure(rank, anchor.rank, "its operations", why, contradicts=False)
     apart = mine.end - theirs.end
@@ -262,6 +278,12 @@ def _against(rank: int, anchor: Clock, mine: _Side, theirs: _Side, *, same_machi
             "operations"
         )
         return _Failure(rank, anchor.rank, what, why, contradicts=True)
+    if not (mine.certain.all() or same_machine):
+        rows = np.flatnonzero(is_all & ~mine.certain)
+        off = np.abs((apart - base)[rows] - fitted.offset - fitted.drift * x[rows])
+        if not len(rows) or off.max() > AGREEMENT * min(mine.at(rows).shortest, theirs.at(rows).shortest):
+            why = " end at times that do not agree, and nothing tells that they are of one process group"
+            return _Failure(rank, anchor.rank, "its operations", why, contradicts=False)
     low, high = bounds.at(fitted.drift)
     # The anchor's own doubt comes on top.
     low += 0 if anchor.low_ns is None else anchor.low_ns - (anchor.offset_ns or 0)
@@ -275,7 +297,7 @@ def _against(rank: int, anchor: Clock, mine: _Side, theirs: _Side, *, same_machi
         low_ns=base + math.floor(low) if math.isfinite(low) and anchor.is_bounded else None,
         high_ns=base + math.ceil(high) if math.isfinite(high) and anchor.is_bounded else None,
         spread_ns=None if ends is None else math.ceil(ends.spread(fitted)) + (anchor.spread_ns or 0),
-        num_operations=len(at),
+        num_operations=len(mine.op),
         evidence="same machine" if same_machine else "operations",
     )
 

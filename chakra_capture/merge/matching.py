@@ -32,6 +32,7 @@ class Matches:
         full: per operation, whether every rank that takes part is recorded.
         mismatch: per operation, how the ranks differ or which of them lack it; null where they agree.
         differs: per operation, whether ranks contradict each other (and not merely end earlier or begin later).
+        is_certain: per operation, whether the traces say that the ranks are of one process group.
         lanes: one row per lane, what is matched k-th to k-th: ``group``, ``src``, ``dst``, ``tag`` (null but for send
             and recv), ``by_seq``.
     """
@@ -43,6 +44,7 @@ class Matches:
     full: Bool
     mismatch: pl.Series
     differs: Bool
+    is_certain: Bool
     lanes: pl.DataFrame
 
     @property
@@ -87,6 +89,7 @@ def match_operations(operations: Operations) -> Matches:
         full=num_found == np.where(num_ranks == MISSING, num_expected, num_ranks),
         mismatch=_joined(len(starts), texts, _lacking_texts(lacking)),
         differs=contradicted,
+        is_certain=num_ranks != MISSING,
         lanes=lanes,
     )
 

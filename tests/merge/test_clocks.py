@@ -105,6 +105,30 @@ def test_ranks_that_no_operation_links_have_their_own_references(tmp_path: Path)
     assert [clock.reference for clock in alignment.clocks.values()] == [0, 0, 2, 2]
 
 
+def test_groups_that_no_trace_names_are_not_taken_for_one(tmp_path: Path) -> None:
+    unknown = {"process_group": None, "group_ranks": None}
+    rows = {}
+    for first in (0, 2):
+        job = Job(ranks=2, offsets_ns={1: 6 * MS}, seed=first, jitter_ns=US)
+        rows |= {first + rank: [row | unknown for row in found] for rank, found in job.rows().items()}
+    alignment, table = align(tmp_path, rows)
+    assert alignment.num_matched == 60
+    assert [clock.reference for clock in alignment.clocks.values()] == [0, 0, 2, 2]
+    for rank in (1, 3):
+        assert alignment.clocks[rank].offset_ns == pytest.approx(6 * MS, abs=40 * US)
+    assert table["wait_ns"].null_count() == table.height
+
+
+def test_on_one_machine_too_the_ends_must_agree_for_a_wait_in_a_group_that_no_trace_names(tmp_path: Path) -> None:
+    unknown = {"process_group": None, "group_ranks": None}
+    rows = {rank: [row | unknown for row in found] for rank, found in Job(ranks=2, jitter_ns=US).rows().items()}
+    _, table = align(tmp_path, rows, hosts={0: "a", 1: "a"})
+    assert table["wait_ns"].null_count() == 0
+    rows[1] = [row | {"dur_ns": row["dur_ns"] + 30 * US} for row in rows[1]]
+    _, table = align(tmp_path, rows, hosts={0: "a", 1: "a"})
+    assert table["wait_ns"].null_count() == table.height
+
+
 def broadcasts(roots: list[int]) -> dict[int, list[dict[str, Any]]]:
     """Rank 1 is 3 ms ahead; the root leaves at once, the other when it has come."""
     found: dict[int, list[dict[str, Any]]] = {0: [], 1: []}
