@@ -243,8 +243,8 @@ def _alignment(
         )
     if any(group["ranks"] is None for group in groups):
         notes.append(
-            "of a process group whose members no trace states, waits are among the ranks recorded here, and stated only "
-            "where their ends agree"
+            "of a process group whose members no trace states, waits are among the ranks recorded here, and stated "
+            "only where their ends agree"
         )
     return Alignment(
         ranks=tuple(operations.num_rows),

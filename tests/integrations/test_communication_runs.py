@@ -162,15 +162,10 @@ def expected_operations(folder, size):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_operation_is_matched_on_all_its_members(runs, size):
-    table = run_table(runs[size])
-    found = table.group_by("collective_id").agg("rank", "node_id")
+def test_rows_of_one_operation_are_those_that_the_ranks_counted_alike(runs, size):
+    found = run_table(runs[size]).group_by("collective_id").agg("rank", "node_id")
     sets = {frozenset(zip(ranks, nodes, strict=True)) for _, ranks, nodes in found.iter_rows()}
     assert sets == expected_operations(runs[size], size)
-    assert (table["num_found"] == table["num_ranks"]).all()
-    assert table["mismatch"].null_count() == table.height
-    # One machine, one clock.
-    assert table["wait_ns"].null_count() == 0
 
 
 @pytest.mark.parametrize("size", SIZES)
