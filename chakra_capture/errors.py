@@ -27,3 +27,7 @@ class TraceFileError(ChakraCaptureError, ValueError):
 
 class PairingError(ChakraCaptureError, ValueError):
     """Host and device trace are not of the same process, rank and run."""
+
+
+class ClusterError(ChakraCaptureError, RuntimeError):
+    """A cluster cannot merge: nothing answers, or its workers have another version or other folders."""

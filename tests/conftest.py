@@ -21,7 +21,7 @@ settings.load_profile("shared")
 
 # Written by pytest itself, or once per process by torch, Lightning and polars on first use.
 _NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "_RJEM_MALLOC_CONF"}
-_FOREIGN_THREADS = ("execnet", "pytest", "tqdm", "Dummy")
+_FOREIGN_THREADS = ("Dask-", "execnet", "pytest", "tqdm", "Dummy")
 
 
 def _environment() -> dict[str, str]:

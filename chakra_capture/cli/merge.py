@@ -1,6 +1,8 @@
 """``chakra-capture merge`` (also ``merge-traces``)."""
 
+import logging
 import re
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +26,7 @@ from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
     from chakra_capture.merge.alignment import Alignment
+    from chakra_capture.merge.cluster import Cluster
     from chakra_capture.merge.rank import RankReport
     from chakra_capture.merge.roster import Roster
     from chakra_capture.trace.discovery import Run
@@ -40,6 +43,7 @@ def merge(
     job: str | None = None,
     ranks: Annotated[list[int] | None, Parameter(negative=(), consume_multiple=True)] = None,
     workers: Annotated[int | None, Parameter(validator=not_negative)] = None,
+    cluster: str | None = None,
     memory_budget: str | None = None,
     again: Annotated[bool, Parameter(negative=())] = False,
     force: Annotated[bool, Parameter(negative=())] = False,
@@ -62,6 +66,7 @@ def merge(
         chakra-capture merge /data/traces
         chakra-capture merge --host host.json --device device.json.gz -o merged
         chakra-capture merge /data/traces --rank $SLURM_ARRAY_TASK_ID
+        chakra-capture merge /data/traces --cluster tcp://10.0.0.1:8786
 
     Parameters
     ----------
@@ -83,6 +88,9 @@ def merge(
     workers
         Ranks merged at once; default, or 0: one per core. Fewer where their traces need more memory
         than is free.
+    cluster
+        Address of a Dask scheduler (tcp://HOST:PORT), whose workers merge the ranks, one at a time
+        each. They need this version of chakra-capture, and the folders under the same paths.
     memory_budget
         For traces larger than memory: what is read of a rank past this size (such as 500MB or 2GB) goes
         to temporary files in its output folder. Linking still holds about a quarter of the size of the
@@ -102,6 +110,8 @@ def merge(
 
     budget = None if memory_budget is None else _bytes(memory_budget)
     options = MergeOptions(force=force, strict=strict, memory_budget=budget)
+    if cluster is not None:
+        _check_cluster(cluster, host or device)
     if host or device:
         run, out = _single(host, device, rank, path, output)
         roster, wanted = Roster(), None
@@ -110,7 +120,7 @@ def merge(
         run, out = _folder(path, job, wanted, output)
         roster = check_ranks(run)
     alignments: list[Alignment | None] = []
-    with watched() as watch:
+    with _executor(cluster, run, out) as executor, watched() as watch:
         reports = merge_run(
             run,
             out,
@@ -119,6 +129,7 @@ def merge(
             again=again,
             roster=roster,
             workers=workers,
+            executor=executor,
             watch=replace(watch, aligned=alignments.append),
         )
     (alignment,) = alignments
@@ -181,6 +192,25 @@ def _stated_rank(host: Path | None, device: Path | None) -> int:
     from chakra_capture.trace.head import stated_rank
 
     return (stated_rank(device) if device else None) or 0
+
+
+def _check_cluster(address: str, file: Path | None) -> None:
+    if file is not None:
+        raise UsageError("--cluster merges the ranks of a folder. Give PATH instead of --host/--device.")
+    if not re.fullmatch(r"tcp://[^\s/]+:\d{1,5}", address):
+        raise UsageError(f"--cluster {address!r} is no address of a scheduler. Give it as tcp://HOST:PORT.")
+
+
+def _executor(cluster: str | None, run: "Run", out: Path) -> "AbstractContextManager[Cluster | None]":
+    if cluster is None:
+        return nullcontext()
+    from chakra_capture.merge.cluster import connected
+
+    with suppress(ImportError):
+        import distributed  # noqa: F401  # it sets up its logging when it is imported
+
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what went wrong is said once, and by us
+    return connected(cluster, run, out)
 
 
 def _as_json(out: Path, reports: "list[RankReport]", roster: "Roster", alignment: "Alignment | None") -> dict[str, Any]:

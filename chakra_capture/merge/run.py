@@ -9,6 +9,7 @@ from pathlib import Path
 from chakra_capture import layout
 from chakra_capture.merge.alignment import Alignment, RunFacts, align_run
 from chakra_capture.merge.capacity import available_bytes, needed_bytes
+from chakra_capture.merge.cluster import Cluster
 from chakra_capture.merge.executors import merge_on
 from chakra_capture.merge.job import Began, Job, disown
 from chakra_capture.merge.origin import merged_from, origin
@@ -46,7 +47,7 @@ def merge_run(
     again: bool = False,
     roster: Roster | None = None,
     workers: int | None = None,
-    executor: Executor | None = None,
+    executor: Executor | Cluster | None = None,
     watch: Watch = Watch(),
 ) -> list[RankReport]:
     """Merge ranks of ``run`` into ``out/rank=<R>``; those merged before, from the same files, stay as they are.
@@ -124,8 +125,12 @@ def _refusal(files: RankFiles, fault: str) -> str:
     )
 
 
-def _merge(jobs: list[Job], workers: int | None, executor: Executor | None, began: Began) -> Iterator[RankReport]:
-    if executor is not None:
+def _merge(
+    jobs: list[Job], workers: int | None, executor: Executor | Cluster | None, began: Began
+) -> Iterator[RankReport]:
+    if isinstance(executor, Cluster):
+        yield from executor.merge([_anywhere(job) for job in jobs], began)
+    elif executor is not None:
         unfinished: list[Job] = []
         yield from merge_on(executor, [_anywhere(job) for job in jobs], began, unfinished)
         yield from merge_in_processes(unfinished, began, workers or os.cpu_count() or 1, available_bytes())
