@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run
+from commands import Outcome, run
 from handed import CASES, require
 from ranks import copy_rank, device, host, manifest, write_rank, write_run
 
@@ -19,6 +19,12 @@ def written(folder: Path) -> dict[int, int]:
     """When link.json of each merged rank was written."""
     links = (folder / "0_merged").glob("rank=*/link.json")
     return {int(link.parent.name.removeprefix("rank=")): link.stat().st_mtime_ns for link in links}
+
+
+def last(done: Outcome) -> str:
+    """How many ranks merged, and what is said with it."""
+    (line,) = [line for line in done.out.splitlines() if "ranks merged into" in line]
+    return line
 
 
 def report(*args: Any) -> Any:
@@ -46,7 +52,7 @@ def test_fault_run_names_what_is_not_of_the_run_and_a_second_call_merges_only_wh
     assert [rank for rank, line in heads.items() if line.endswith("salvaged")] == ["1"]
     assert [rank for rank, line in heads.items() if "host trace alone" in line] == ["2"]
     assert list(heads) == ["0", "1", "2", "3", "5", "7"]
-    assert done.out.splitlines()[-1] == f"6 of 8 ranks merged into {folder / '0_merged'}"
+    assert last(done) == f"6 of 8 ranks merged into {folder / '0_merged'}"
     before = written(folder)
     assert sorted(before) == [0, 1, 2, 3, 5, 7]
 
@@ -55,8 +61,7 @@ def test_fault_run_names_what_is_not_of_the_run_and_a_second_call_merges_only_wh
             shutil.copy(side(whole, rank), side(folder, rank))
     done = run("merge", folder, "--workers", 2)
     assert (done.code, done.err) == (0, "")
-    last = done.out.splitlines()[-1]
-    assert last == f"8 of 8 ranks merged into {folder / '0_merged'} (4 merged before, unchanged)"
+    assert last(done) == f"8 of 8 ranks merged into {folder / '0_merged'} (4 merged before, unchanged)"
     after = written(folder)
     assert sorted(after) == list(range(8))
     assert sorted(rank for rank in before if after[rank] == before[rank]) == [0, 3, 5, 7]
@@ -184,8 +189,7 @@ def test_one_rank_of_a_folder_is_merged_with_rank_and_the_whole_run_is_looked_at
     assert run("merge", folder, "--rank", 3, "--ranks", 0).code == 0
     assert sorted(written(folder)) == [0, 1, 3]
     assert run("merge", folder, "--rank", 9).err.startswith(f"chakra-capture: {folder} has no rank 9; it has 0-3.")
-    last = run("merge", folder, "--workers", 1)
-    assert last.out.splitlines()[-1].endswith("(3 merged before, unchanged)")
+    assert last(run("merge", folder, "--workers", 1)).endswith("(3 merged before, unchanged)")
 
 
 def test_missing_ranks_are_said_and_no_failure(tmp_path: Path) -> None:
@@ -195,7 +199,7 @@ def test_missing_ranks_are_said_and_no_failure(tmp_path: Path) -> None:
             side(folder, rank).unlink()
     done = run("merge", folder, "--workers", 1)
     assert (done.code, done.err) == (0, "")
-    assert done.out.splitlines()[-1].endswith("; of a world size of 6 no trace is here of rank 1, 4-5")
+    assert last(done).endswith("; of a world size of 6 no trace is here of rank 1, 4-5")
     assert report(folder)["run"] == {
         "world_size": 6,
         "missing_ranks": [[1, 1], [4, 5]],
