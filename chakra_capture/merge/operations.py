@@ -94,14 +94,9 @@ class CommRows:
 
     def _roots(self, asking: Int64) -> dict[int, int]:
         """The outermost asking row around each asking row."""
-        parent, ends, ts = self._columns.parent, self._ends, self._columns.ts_ns
-        up = climb(parent[asking], parent, self._is_asking)
-        for _ in range(_MOST_NESTED):
-            # An annotation that outlasts its op (isend) seems to hold what follows; the op itself has ended by then.
-            over = (up >= 0) & (ends[up] != MISSING) & (ends[up] <= ts[asking])
-            if not over.any():
-                break
-            up[over] = climb(parent[up[over]], parent, self._is_asking)
+        # What a backend runs holds nothing, though a host trace may put what follows under it: it ends on another thread.
+        up = climb(self._columns.parent[asking], self._columns.parent, self._is_asking | self._is_work)
+        up[(up >= 0) & self._is_work[up]] = -1
         above = dict(zip(asking.tolist(), up.tolist(), strict=True))
         roots: dict[int, int] = {}
         for row in asking.tolist():
@@ -129,7 +124,7 @@ class CommRows:
         for found in ops.values():
             found.sort()
         alone = []
-        for row in work.tolist():
+        for row in sorted(work.tolist(), key=lambda row: number[row]):
             inside = self._asking_around(row, by_root)
             if inside is None and number[row] != MISSING:
                 candidates = ops.get(thread[row], [])

@@ -118,6 +118,15 @@ def test_work_that_no_op_asked_for_in_the_window_is_an_operation_of_its_own(tmp_
     ]
 
 
+def test_work_of_another_kind_does_not_belong_to_the_last_op(tmp_path):
+    builder = TraceBuilder().op("c10d::broadcast_", 0, 4).annotation("gloo:all_reduce", 30, 10, tid=WORKER)
+    table = builder.annotation("gloo:broadcast", 31, 10, tid=WORKER + 1).merged(tmp_path).communication
+    assert columns(table, "collective", "dur_ns") == [("broadcast", 10_000), ("all_reduce", 10_000)]
+    builder.annotation("gloo:broadcast", 50, 20, tid=WORKER)
+    second = builder.merged(tmp_path / "second").communication
+    assert columns(second, "collective", "dur_ns")[2] == ("broadcast", 20_000)  # an op has one work
+
+
 def test_wait_is_no_operation(tmp_path):
     builder = TraceBuilder().op("record_param_comms", 0, 5, **stated("wait", 0)).op("c10d::wait", 10, 4)
     assert builder.merged(tmp_path).communication.height == 0
@@ -178,6 +187,9 @@ def test_peer_that_is_no_member_or_oneself_excludes_a_group():
     known = KnownGroups(0, groups)
     assert completed(known, [(0, 1)], ["send"], [to_2]) == ["0"]
     assert completed(known, [(0, 1)], ["send"], [to_0]) == [None]  # member 0 of both is this rank itself
+    turned = ProcessGroup("2", None, (1, 0), 2)
+    to_1 = CommFacts(collective="send", group_peer=1)
+    assert completed(KnownGroups(0, {"0": WORLD, "2": turned}), [(0, 1)], ["send"], [to_1]) == ["0"]
 
 
 def test_group_that_issued_as_many_as_could_be_its_own_issued_them_all():
