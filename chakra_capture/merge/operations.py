@@ -94,7 +94,7 @@ class CommRows:
 
     def _roots(self, asking: Int64) -> dict[int, int]:
         """The outermost asking row around each asking row."""
-        # What a backend runs holds nothing, though a host trace may put what follows under it: it ends on another thread.
+        # What a backend runs holds nothing: it ends on another thread, and a host trace may put what follows under it.
         up = climb(self._columns.parent[asking], self._columns.parent, self._is_asking | self._is_work)
         up[(up >= 0) & self._is_work[up]] = -1
         above = dict(zip(asking.tolist(), up.tolist(), strict=True))
