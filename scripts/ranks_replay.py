@@ -386,11 +386,11 @@ class Replay:
         if self.waiting != moment.number:
             return
         self.waiting = None
-        started = int(self.source.starts[moment.number])
+        # What had ended when the call returned, has ended when it returns here.
         ends = [self.device_end, *(self.rep.ends[k] for k in self.done)]
+        started = int(self.source.starts[moment.number])
         at = max([self.device_end_at, started, *(self.operations[k].end for k in self.done)])
-        reached = self.now if at == started else np.maximum(self.now, np.max(ends, axis=0))
-        self._jump(moment.at, reached + max(0, moment.at - at))
+        self._jump(moment.at, np.maximum(self.now, np.max(ends, axis=0)) + max(0, moment.at - at))
 
 
 def _on_host(source: Source, event: int) -> bool:

@@ -253,7 +253,8 @@ class _Reader:
             i for i, e in enumerate(self.kept)
             if e.get("cat") == "kernel" and ("Collective name" in (e.get("args") or {}) or e["name"].startswith("nccl"))
         ]  # fmt: skip
-        found = [self._of_kernel(i) for i in kernels] if kernels else self._of_gloo()
+        launches = self._launches() if kernels else {}
+        found = [self._of_kernel(i, launches) for i in kernels] if kernels else self._of_gloo()
         peers = sorted({o.name for o in found if o.name in ("send", "recv", "SendRecv")})
         if peers:
             raise SourceError(f"the trace has {peers[0]}: its program differs from rank to rank, so one cannot stand "
@@ -263,10 +264,9 @@ class _Reader:
             raise SourceError("the device trace has no collective, so nothing couples the ranks.")
         return found
 
-    def _of_kernel(self, number: int) -> Operation:
+    def _of_kernel(self, number: int, launches: dict[int, int]) -> Operation:
         event = self.kept[number]
         args = event.get("args") or {}
-        launches = self._launches()
         launch = launches.get(args.get("correlation"), self.starts[number])
         size = (str(args.get("In msg nelems")), str(args.get("dtype")))
         name = args.get("Collective name") or event["name"]
@@ -305,17 +305,20 @@ class _Reader:
         """Events that are all about one operation: it itself, its ops on the host, their annotations."""
         owners = {o.event: k for k, o in enumerate(self.operations)}
         by_external = {o.external: k for k, o in enumerate(self.operations) if o.external is not None}
+        asked = {
+            o.issue: k for k, o in enumerate(self.operations)
+            if "Record function id" in (self.kept[o.event].get("args") or {})
+        }  # fmt: skip
         spans: dict[Any, list[tuple[int, int, int]]] = {}
-        for k, operation in enumerate(self.operations):
-            rf = (self.kept[operation.event].get("args") or {}).get("Record function id")
-            for i, event in enumerate(self.kept):
-                args = event.get("args") or {}
-                if event.get("cat") != "cpu_op":
-                    continue
-                is_asked = rf is not None and event["name"].startswith("c10d::") and self.starts[i] == operation.issue
-                if is_asked or (args.get("External id") in by_external and by_external[args["External id"]] == k):
-                    owners[i] = k
-                    spans.setdefault(event["tid"], []).append((int(self.starts[i]), int(self.ends[i]), k))
+        for i, event in enumerate(self.kept):
+            if event.get("cat") != "cpu_op":
+                continue
+            k = by_external.get((event.get("args") or {}).get("External id"))
+            if event["name"].startswith("c10d::"):
+                k = asked.get(int(self.starts[i]), k)
+            if k is not None:
+                owners[i] = k
+                spans.setdefault(event["tid"], []).append((int(self.starts[i]), int(self.ends[i]), k))
         for i, event in enumerate(self.kept):  # nccl:all_reduce lies in record_param_comms, which lies in c10d::...
             if i in owners or event.get("cat") not in ("cpu_op", "user_annotation"):
                 continue

@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from decimal import Decimal
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from handed import DATA, require
 
 from chakra_capture.cli.main import merge_traces
 
@@ -20,15 +22,19 @@ def make(folder, *options):
     return json.loads((folder / "truth.json").read_text())
 
 
-def device_events(folder, rank):
+def device_events(folder, rank, numbers=Decimal):
     text = (folder / "0_kineto" / f"rank-{rank}.json").read_text()
-    trace = json.loads(text, parse_float=Decimal)
+    trace = json.loads(text, parse_float=numbers)
     return trace, [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] != "Trace"]
 
 
 def span_ns(event):
     start = int(Decimal(event["ts"]) * 1000)
     return start, start + int(Decimal(event["dur"]) * 1000)
+
+
+def us_span(event):
+    return event["ts"], event["ts"] + event["dur"]
 
 
 def gloo_spans(folder, rank):
@@ -136,3 +142,99 @@ def test_the_work_of_a_straggler_takes_longer_by_the_factor_only_where_it_was_pl
         assert abs(slow - 1.5 * fast) < 3
     for fast, slow in zip(took[0, "other"], took[1, "other"], strict=True):
         assert abs(slow - fast) <= 2
+
+
+def test_ranks_of_a_mesh_meet_in_the_groups_of_its_dimensions_in_turn(tmp_path):
+    truth = make(tmp_path, "--ranks", 4, "--mesh", "dp=2,tp=2", "--skew", "3:40", "--jitter", 0)
+    # Ranks row by row: dp joins 0 and 2, 1 and 3; tp joins 0 and 1, 2 and 3.
+    members = {"1": [0, 2], "2": [1, 3], "3": [0, 1], "4": [2, 3]}
+    for operation in truth["operations"]:
+        assert operation["ranks"] == members[operation["group"]]
+        assert min(operation["end_ns"]) > max(operation["arrival_ns"])
+    assert {o["group"] for o in truth["operations"]} == set(members)
+    for rank, own in enumerate((["1", "3"], ["2", "3"], ["1", "4"], ["2", "4"])):
+        trace, _ = device_events(tmp_path, rank)
+        stated = {g["pg_name"]: (g["pg_desc"], g["ranks"]) for g in trace["distributedInfo"]["pg_config"]}
+        descriptions = ("mesh_dp", "mesh_tp")
+        assert stated == {
+            "0": ("default_pg", [0, 1, 2, 3]),
+            **{name: (text, members[name]) for name, text in zip(own, descriptions, strict=True)},
+        }
+        host = json.loads((tmp_path / "0_chakra" / f"rank-{rank}.json").read_text())
+        (init,) = [n for n in host["nodes"] if n["name"] == "## process_group:init ##"]
+        listed = json.loads(init["inputs"]["values"][0])
+        assert [(g["pg_name"], g["ranks"]) for g in listed] == [("0", []), *((name, members[name]) for name in own)]
+    # In the first operation, of dp, only the partner of the late rank waits; in the next, of tp, everyone is late.
+    first = {o["group"]: o for o in truth["operations"] if o["operation"] == 0}
+    assert first["1"]["end_ns"][0] < 40e6 + first["1"]["arrival_ns"][0]
+    assert first["2"]["end_ns"][0] - first["2"]["arrival_ns"][0] > 35e6
+
+
+def test_faults_are_planted_where_they_are_asked_for_and_nowhere_else(tmp_path):
+    planted = ["truncate:1", "no-device:2", "other-run:3", "copy-of-neighbour:4", "mismatch:5", "missing-collective:6",
+               "missing-rank:7", "extra-rank:9", "other-process:8"]  # fmt: skip
+    options = [part for fault in planted for part in ("--fault", fault)]
+    clean, faulty = tmp_path / "clean", tmp_path / "faulty"
+    make(clean, "--ranks", 9, "--tiny")
+    truth = make(faulty, "--ranks", 9, "--tiny", *options)
+    assert truth["faults"] == [[f.split(":")[0], int(f.split(":")[1])] for f in planted]
+
+    def files(folder, rank):
+        found = [(p.parent.name, p) for p in folder.glob(f"*/rank-{rank}.json")]
+        return {name: path.read_bytes() for name, path in found}
+
+    assert files(faulty, 0) == files(clean, 0)
+    whole, cut = files(clean, 1), files(faulty, 1)
+    assert whole["0_kineto"].startswith(cut["0_kineto"])
+    assert 0.5 < len(cut["0_kineto"]) / len(whole["0_kineto"]) < 0.7
+    assert set(files(faulty, 2)) == {"0_chakra", "0_run"}
+    run_ids = {r: json.loads(files(faulty, r)["0_run"])["run_id"] for r in (0, 1, 3)}
+    assert run_ids[0] == run_ids[1] != run_ids[3]
+    assert files(faulty, 4)["0_kineto"] == files(clean, 3)["0_kineto"]
+    assert not files(faulty, 7)
+    assert device_events(faulty, 9)[0]["distributedInfo"]["rank"] == 9
+    host = json.loads(files(faulty, 8)["0_chakra"])
+    assert host["pid"] not in {e["pid"] for e in device_events(faulty, 8)[1]}
+
+    def operations(folder, rank):
+        return [e for e in device_events(folder, rank)[1] if e["name"].startswith(("gloo:", "c10d::"))]
+
+    assert [e["args"]["Input Dims"] for e in operations(clean, 5)] == [[[[66410]], [], [], [], [], []], [[66410]]]
+    assert [e["args"]["Input Dims"] for e in operations(faulty, 5)] == [[[[66418]], [], [], [], [], []], [[66418]]]
+    assert len(operations(clean, 6)) == 2
+    assert operations(faulty, 6) == []
+    assert truth["operations"][-1]["ranks"] == [0, 1, 2, 3, 4, 5, 7, 8]
+
+
+def test_on_a_gpu_what_follows_a_launch_a_stream_or_a_collective_still_does(tmp_path):
+    pair = require(DATA / "pairs" / "resnet50_ddp_twin")
+    host, device = pair / "host" / "rank-0.json.gz", pair / "device" / "rank-0.json.gz"
+    make(tmp_path, "--ranks", 2, "--skew", "1:15", "--host", host, "--device", device)
+    collectives = []
+    for rank in range(2):
+        _, events = device_events(tmp_path, rank, float)
+        launches = {
+            e["args"]["correlation"]: us_span(e)[0]
+            for e in events
+            if e["cat"] == "cuda_runtime" and "correlation" in e["args"]
+        }
+        streams, own = {}, []
+        for event in events:
+            if event["cat"] not in ("kernel", "gpu_memcpy", "gpu_memset"):
+                continue
+            start, end = us_span(event)
+            assert start >= launches[event["args"]["correlation"]]
+            streams.setdefault(event["tid"], []).append((start, end))
+            if "Collective name" in event["args"]:
+                own.append((start, end, event["args"]))
+        for spans in streams.values():
+            spans.sort()
+            assert all(before[1] <= after[0] + 0.002 for before, after in pairwise(spans))
+        collectives.append(sorted(own, key=lambda each: each[0]))
+    assert len(collectives[0]) == len(collectives[1]) == 21
+    for number, (one, other) in enumerate(zip(*collectives, strict=True)):
+        assert one[2]["Seq"] == other[2]["Seq"] == number + 1
+        assert one[2]["Collective name"] == other[2]["Collective name"]
+        assert one[2]["In msg nelems"] == other[2]["In msg nelems"]
+        assert min(one[1], other[1]) > max(one[0], other[0])
+        assert other[0] - one[0] > 0
