@@ -2,7 +2,8 @@
 
 import os
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _LIMIT = 50
 _GAP = 2
+_STDERR = 2
 
 
 def query(
@@ -93,10 +95,10 @@ def query(
 
     tables = open_tables(path, job, ranks)
     _say_what_is_missing(tables)
-    answer = select(tables, sql)
-    if limit is not None or not (csv or json or output is not None):
-        answer = answer.head((_LIMIT if limit is None else limit) + 1)
     with translated(tables, sql), _at_work(f"Reading {count_of(len(tables.ranks), 'rank')}"):
+        answer = select(tables, sql)
+        if limit is not None or not (csv or json or output is not None):
+            answer = answer.head((_LIMIT if limit is None else limit) + 1)
         if output is not None:
             rows = _write(answer if limit is None else answer.head(limit), output, tables)
             print_line(f"{output}: {rows}")
@@ -112,13 +114,23 @@ def query(
     return EXIT_OK
 
 
-def _at_work(what: str) -> AbstractContextManager[object]:
-    """A sign on a terminal that something goes on; how much is left, polars does not say."""
-    if not sys.stderr.isatty():
-        return nullcontext()
+@contextmanager
+def _at_work(what: str) -> Iterator[None]:
+    """A sign on a terminal that something goes on; what polars writes to stderr when it panics is not for users."""
     from rich.console import Console
 
-    return Console(stderr=True).status(what)
+    try:
+        kept = os.dup(_STDERR)
+    except OSError:  # the process has no stderr
+        yield
+        return
+    with open(kept, "w") as stderr, open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), _STDERR)
+        try:
+            with Console(file=stderr).status(what) if stderr.isatty() else nullcontext():
+                yield
+        finally:
+            os.dup2(kept, _STDERR)
 
 
 def _say_what_is_missing(tables: "RunTables") -> None:
