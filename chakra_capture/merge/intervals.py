@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Bool, Int64
 
 
 def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
@@ -20,6 +20,13 @@ def union(start: Int64, end: Int64) -> tuple[Int64, Int64]:
     begins = np.concatenate([[True], start[1:] > end[:-1]])
     last = np.concatenate([begins[1:], [True]])
     return start[begins], end[last]
+
+
+def holds(start: Int64, end: Int64, times: Int64) -> Bool:
+    """Which times are in one of the intervals, given in any order."""
+    starts, ends = union(start, end)
+    at = np.searchsorted(starts, times, side="right") - 1
+    return np.asarray((at >= 0) & (times < np.append(ends, 0)[at]))
 
 
 def total(start: Int64, end: Int64) -> int:

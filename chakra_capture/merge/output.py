@@ -55,13 +55,12 @@ class _Nodes:
         self._communication = communication
         self._texts = {
             "name": _Text(columns.name.values),
+            "phase": _Text(columns.phase.values),
             "collective": _Text(communication.collective.values),
             "process_group": _Text(communication.groups.values),
             **{key: _Text(_both_dictionaries(columns, key)) for key in _IO_TEXTS},
         }
         self._args = _Args(columns)
-        most = _rows_per_block(len(columns))
-        self._nulls = {key: pl.repeat(None, most, dtype=NODES.schema[key], eager=True) for key in _NOT_JOINED}
 
     def blocks(self) -> Iterator[pl.DataFrame]:
         size = len(self._columns)
@@ -78,6 +77,7 @@ class _Nodes:
         )
         codes = {
             "name": columns.name.codes[part],
+            "phase": columns.phase.codes[part],
             "collective": self._communication.collective.codes[part],
             "process_group": groups,
         }
@@ -86,8 +86,6 @@ class _Nodes:
         data["kind"] = _KINDS.gather(columns.kind[part])
         data["repaired"] = pl.Series(columns.repaired[part])
         data["args"] = self._args.rows(part)
-        size = part.stop - part.start
-        data |= {key: nulls.head(size) for key, nulls in self._nulls.items()}
         return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
 
     def _integers(self, part: slice) -> dict[str, Ints]:
@@ -116,8 +114,6 @@ _INTEGERS = (
 _IO_TEXTS = ("input_shapes", "input_types")
 # Members of the column args that no event has.
 _MADE = frozenset(("cat", "host"))
-# Columns that later work fills.
-_NOT_JOINED = ("phase",)
 
 
 def _both_dictionaries(columns: Columns, key: str) -> list[str]:

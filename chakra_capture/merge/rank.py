@@ -21,6 +21,7 @@ from chakra_capture.merge.output import rank_folder, write_link, write_nodes, wr
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.phases import join_phases
 from chakra_capture.merge.roots import add_roots
+from chakra_capture.merge.row_phases import row_phases
 from chakra_capture.merge.rows import ACTIVITY_KINDS, climb, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
 from chakra_capture.merge.tables import Columns, link_rows, step_rows
@@ -161,6 +162,7 @@ def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOption
     elif device is not None:
         faults = check_rank(device, rank, force=options.force)
     columns, num_excluded = without_validation(link_rows(host, device, link))
+    columns.phase = row_phases(columns)
     device = columns.device  # the times are in the columns now
     give_back()
     issued = read_issued(files.issued) if files.issued else IssuedFile(Issued())

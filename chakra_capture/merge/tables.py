@@ -22,7 +22,19 @@ from chakra_capture.merge.rows import (
     host_kinds,
     of_kind,
 )
-from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, Ints, Part, Positions, concat_coded, missing, pick
+from chakra_capture.trace.columns import (
+    MISSING,
+    Bool,
+    Coded,
+    Int64,
+    Ints,
+    Part,
+    Positions,
+    concat_coded,
+    missing,
+    nulls,
+    pick,
+)
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
 from chakra_capture.trace.keys import match_keys
@@ -55,6 +67,7 @@ class Columns:
     launch: Positions = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
     self_ns: Int64 = field(default_factory=lambda: missing(0))
     step: Int64 = field(default_factory=lambda: missing(0))
+    phase: Coded = field(default_factory=lambda: nulls(0))
     repaired: Bool = field(default_factory=lambda: np.zeros(0, dtype=bool))
     num_clipped: int = 0
     num_overlaps: int = 0

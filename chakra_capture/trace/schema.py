@@ -70,7 +70,8 @@ NODES = Table(
         Column("correlation_id", _INT, "joins runtime event and device activity"),
         Column("sequence_number", _INT, "pairs a forward op with its backward op"),
         Column("step", _INT, "number of the ProfilerStep that holds the start (device activity: of the launch)"),
-        Column("phase", _TEXT, "step phase; null until phases are joined"),
+        Column("phase", _TEXT, "phase of the step that holds the start (device activity: of the launch), by the "
+               "recording's annotations, else by what autograd, Optimizer.step and DataLoader mark; null: not known"),
         Column("collective", _TEXT, "collective operation of a communication row, e.g. all_reduce: as its arguments "
                "state it, else by its name, else (SendRecv and generic kernels) that of the op that launched it"),
         Column("process_group", _TEXT, "name of the process group of a communication row; null where nothing tells"),

@@ -9,7 +9,7 @@ from chakra_capture.trace.schema import EDGES, NODES, STEPS, TABLES, Table
 
 # Filled by later versions; they exist from the first one on, so that readers need not ask.
 NOT_YET = {
-    "nodes": {"phase"},
+    "nodes": set(),
     "steps": {"input_wait_ns", "h2d_ns", "forward_ns", "backward_ns", "optimizer_ns", "residual_ns", "coverage",
               "update_skipped"},
     "edges": set(),
