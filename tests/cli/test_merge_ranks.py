@@ -218,3 +218,18 @@ def test_case_rank_order_and_conflict_as_expected(tmp_path: Path) -> None:
     by_content = [n for first, last in said["run"]["missing_ranks_by_content"] for n in range(first, last + 1)]
     assert by_content == expected["missing_if_content_wins"]
     assert said["run"]["missing_ranks"] == [[3, 9]]
+
+
+def test_tasks_of_an_array_and_a_last_call_give_what_one_call_gives(tmp_path: Path) -> None:
+    folder = write_run(tmp_path, 3)
+    shutil.copy(device(folder, 0), device(folder, 2))
+    codes = [run("merge", folder, "--rank", rank).code for rank in range(3)]
+    assert codes == [0, 0, 1]
+    done = run("merge", folder)
+    assert done.code == 1
+    assert last(done) == f"2 of 3 ranks merged into {folder / '0_merged'} (2 merged before, unchanged)"
+    run("merge", folder, "-o", tmp_path / "o", "--workers", 1)
+    files = {path.relative_to(tmp_path / "o") for path in (tmp_path / "o").rglob("*.*")}
+    assert files == {path.relative_to(folder / "0_merged") for path in (folder / "0_merged").rglob("*.*")}
+    for name in files:
+        assert (tmp_path / "o" / name).read_bytes() == (folder / "0_merged" / name).read_bytes()

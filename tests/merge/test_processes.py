@@ -1,0 +1,82 @@
+"""Ranks side by side: never more at once than memory allows, the largest first, and always at least one."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builder import TraceBuilder
+
+from chakra_capture.merge import run as run_module
+from chakra_capture.merge.job import Job
+from chakra_capture.merge.origin import origin
+from chakra_capture.merge.processes import merge_in_processes
+from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.run import Watch, merge_run
+from chakra_capture.trace.discovery import Run, find_run
+
+
+def recorded(folder: Path, *ranks: int) -> Run:
+    for rank in ranks:
+        built = TraceBuilder(rank=rank, pid=100 + rank)
+        for number in range(1 + 100 * rank):
+            built.op("a", 10 * number, 1)
+        built.write(folder, rank)
+    return find_run(folder)
+
+
+def jobs(folder: Path, *needs: int) -> list[Job]:
+    run = recorded(folder, *range(len(needs)))
+    made = []
+    for files, need in zip(run.ranks, needs, strict=True):
+        made_from = origin(files, force=False, strict=False)
+        made.append(Job(files, run.merged_dir / f"rank={files.rank}", MergeOptions(), made_from, need))
+    return made
+
+
+def most_at_once(made: list[Job], count: int, free: int | None) -> tuple[int, int, list[int]]:
+    """The most ranks and the most memory in work at a time, and the order in which ranks began."""
+    in_work: dict[int, int] = {}
+    order, most, most_bytes = [], 0, 0
+
+    def began(job: Job, pid: int | None) -> None:
+        nonlocal most, most_bytes
+        assert pid is not None
+        in_work[job.rank] = job.need_bytes
+        order.append(job.rank)
+        most, most_bytes = max(most, len(in_work)), max(most_bytes, sum(in_work.values()))
+
+    for report in merge_in_processes(made, began, count, free):
+        assert report.error is None
+        del in_work[report.rank]
+    return most, most_bytes, order
+
+
+def test_ranks_in_work_fit_in_memory_together_and_smaller_ones_go_before_one_that_does_not_fit(tmp_path: Path) -> None:
+    most, most_bytes, order = most_at_once(jobs(tmp_path, 60, 50, 40, 30), 2, 100)
+    assert (most, most_bytes) == (2, 100)
+    assert order[:2] == [0, 2]
+    assert sorted(order) == [0, 1, 2, 3]
+
+
+def test_rank_larger_than_memory_is_merged_alone(tmp_path: Path) -> None:
+    assert most_at_once(jobs(tmp_path, 500, 60), 2, 100)[:2] == (1, 500)
+
+
+def test_rank_larger_than_memory_is_said_and_the_largest_begins_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(tmp_path, 0, 1, 2)
+    largest = sum(path.stat().st_size for path in run.ranks[2].windows[0].files)
+    # More than the two small ranks need together, less than the large one.
+    monkeypatch.setattr(run_module, "available_bytes", lambda: 90_000_000 + largest // 2)
+    order: list[int] = []
+    watch = Watch(began=lambda job, _: order.append(job.rank))
+    reports = merge_run(run, run.merged_dir, MergeOptions(), workers=2, watch=watch)
+    assert order == [2, 1, 0]
+    assert [bool(report.notes) for report in reports] == [False, False, True]
+    assert "so no other rank was merged meanwhile; --memory-budget makes it need less" in reports[2].notes[0]
+
+
+def test_without_a_known_limit_only_cores_count(tmp_path: Path) -> None:
+    made = [replace(job, need_bytes=1 << 60) for job in jobs(tmp_path, 1, 1, 1)]
+    assert most_at_once(made, 2, None)[0] == 2
