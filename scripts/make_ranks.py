@@ -88,8 +88,10 @@ class Writer:
         life = rank if of is None else of
         pid = self.pid(rank)
         device, last_ns = self._device(rank, life, pid + pid_of_device)
-        host = self._host(rank, life, pid)
-        for path, text in ((self._host_path(rank), host), (self._device_path(rank), device)):
+        texts = [(self._device_path(rank), device)]
+        if self.source.nodes.pieces:
+            texts.append((self._host_path(rank), self._host(rank, life, pid)))
+        for path, text in texts:
             path.parent.mkdir(parents=True, exist_ok=True)
             data = text.encode()
             path.write_bytes(igzip.compress(data, 1, mtime=0) if self.settings.compress else data)
@@ -206,12 +208,10 @@ class Writer:
         anchors = [ClockAnchor(at, at - begin + start) for at in (begin, end)]
         steps = _steps(self.source, len(self.replay.repetitions))
         cycle = CycleRecord(0, steps[0], steps[-1], 0, 1, steps[0], steps[-1], steps=steps)
-        cycle.host_trace, cycle.device_trace = (
-            str(p.relative_to(self.settings.out)) for p in (self._host_path(rank), self._device_path(rank))
-        )
-        cycle.host_bytes, cycle.device_bytes = (
-            p.stat().st_size for p in (self._host_path(rank), self._device_path(rank))
-        )
+        for side, path in (("host", self._host_path(rank)), ("device", self._device_path(rank))):
+            if path.exists():
+                setattr(cycle, f"{side}_trace", str(path.relative_to(self.settings.out)))
+                setattr(cycle, f"{side}_bytes", path.stat().st_size)
         cycle.reason, (cycle.started, cycle.ended) = Reason.complete, anchors
         manifest = Manifest(
             self.run_id, self.settings.job, rank, self.settings.ranks, {"enabled": True}, {"torch": "generated"},
@@ -428,8 +428,8 @@ def _mesh(text: str) -> "dict[str, int]":
 def parse(argv: list[str] | None = None) -> _Settings:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--host", type=Path, default=SAMPLE / "0_chakra" / "rank-0.json.gz")
-    parser.add_argument("--device", type=Path, default=SAMPLE / "0_kineto" / "rank-0.json.gz")
+    parser.add_argument("--host", type=Path, help="host trace; none where --device is given alone")
+    parser.add_argument("--device", type=Path, help="device trace; default: a pair of traces/")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--ranks-per-host", type=int, default=8)
     parser.add_argument("--steps", type=int, default=1, help="at least as many; the recorded ones are repeated")
@@ -453,6 +453,10 @@ def parse(argv: list[str] | None = None) -> _Settings:
     parser.add_argument("--job", default="0")
     parser.add_argument("--compress", action="store_true")
     settings = parser.parse_args(argv, namespace=_Settings())
+    if settings.device is None:
+        if settings.host is not None:
+            parser.error("a host trace has no times: give its --device trace, too")
+        settings.host, settings.device = (SAMPLE / f"0_{part}" / "rank-0.json.gz" for part in ("chakra", "kineto"))
     settings.clock = dict(settings.clock)
     settings.mesh = settings.mesh or {"": settings.ranks}
     if math.prod(settings.mesh.values()) != settings.ranks or (len(settings.mesh) > 1 and 1 in settings.mesh.values()):
@@ -461,6 +465,8 @@ def parse(argv: list[str] | None = None) -> _Settings:
     named += [rank for kind, rank in settings.fault if kind != "extra-rank"]
     if any(not 0 <= rank < settings.ranks for rank in named):
         parser.error(f"a rank that is named is not among 0 to {settings.ranks - 1}")
+    if ("copy-of-neighbour", 0) in settings.fault or any(r < settings.ranks for r in settings.faulty("extra-rank")):
+        parser.error("rank 0 has no neighbour before it, and an extra rank is none of the run's")
     return settings
 
 
@@ -471,7 +477,7 @@ def main() -> int:
     except (SourceError, ValueError) as error:
         print(f"make_ranks: {error}", file=sys.stderr)
         return 1
-    files = [p for part in ("chakra", "kineto") for p in (settings.out / f"{settings.job}_{part}").iterdir()]
+    files = settings.out.glob(f"{settings.job}_*/rank-*.json*")
     size = sum(path.stat().st_size for path in files)
     print(f"{settings.ranks} ranks, {len(truth['steps'])} steps, {size / 1e6:.1f} MB in {settings.out}")
     return 0

@@ -152,13 +152,13 @@ def read_json(path: Path) -> Any:
         return json.load(file)
 
 
-def load_source(host: Path, device: Path, *, tiny: bool = False) -> Source:
-    """Read a pair of one rank.
+def load_source(host: Path | None, device: Path, *, tiny: bool = False) -> Source:
+    """Read a pair of one rank, or its device trace alone.
 
     Args:
         tiny: keep the last step alone, and of it only ops that are within no other op.
     """
-    kineto, execution = read_json(device), read_json(host)
+    kineto, execution = read_json(device), read_json(host) if host else {"nodes": []}
     records = kineto.pop("traceEvents")
     main_pid = _main_pid(records)
     kept = [e for e in records if e.get("ph") in ("X", "s", "f") and e.get("cat") != "Trace"]
@@ -285,13 +285,13 @@ class _Reader:
     def _of_gloo(self) -> list[Operation]:
         asked = sorted(
             (e["args"]["Record function id"], i) for i, e in enumerate(self.kept)
-            if e.get("cat") == "cpu_op" and e["name"].startswith("c10d::")
+            if e.get("cat") == "cpu_op" and e["name"].startswith("c10d::") and "Record function id" in e["args"]
         )  # fmt: skip
         ids = [rf for rf, _ in asked]
         found = []
         for number, event in enumerate(self.kept):
             if event.get("cat") == "user_annotation" and event["name"].startswith("gloo:"):
-                at = int(np.searchsorted(ids, event["args"]["Record function id"])) - 1
+                at = int(np.searchsorted(ids, event["args"].get("Record function id", 0))) - 1
                 issue = self.starts[asked[at][1]] if at >= 0 else self.starts[number]
                 issue = min(int(issue), int(self.starts[number]))
                 size = (str(event["args"].get("Input Dims")), str(event["args"].get("Input type")))
