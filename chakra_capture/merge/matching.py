@@ -75,7 +75,9 @@ def match_operations(operations: Operations) -> Matches:
     op_lane = rows["lane"].to_numpy()[starts]
     num_ranks = lanes["num_ranks"].fill_null(MISSING).to_numpy()[op_lane]
     num_expected = expected.group_by("lane").len().sort("lane")["len"].to_numpy()[op_lane]
-    lacking = _lacking(rows, starts, expected, np.flatnonzero(num_found < num_expected))
+    unsure = rows["unsure"].to_numpy()[starts]
+    incomplete = np.flatnonzero((num_found < num_expected) & ~unsure)
+    lacking = _lacking(rows, starts, expected, incomplete)
     texts = _difference_texts(rows, starts, differences)
     contradicted = np.zeros(len(starts), dtype=np.bool_)
     contradicted[texts["op"].to_numpy()] = True
@@ -84,10 +86,10 @@ def match_operations(operations: Operations) -> Matches:
     return Matches(
         rows=rows,
         starts=starts,
-        doubtful=doubtful,
+        doubtful=doubtful | unsure,
         num_ranks=num_ranks,
         full=num_found == np.where(num_ranks == MISSING, num_expected, num_ranks),
-        mismatch=_joined(len(starts), texts, _lacking_texts(lacking)),
+        mismatch=_joined(len(starts), texts, _lacking_texts(lacking), _unsure_texts(unsure)),
         differs=contradicted,
         is_certain=num_ranks != MISSING,
         lanes=lanes,
@@ -141,7 +143,50 @@ def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
         begins_step=pl.col("step").is_not_null() & pl.col("step").ne_missing(pl.col("before")),
     )
     again = pl.when(by_seq).then(number.over(*mine, "key")).otherwise(0)
-    return rows.with_columns(again=again).drop("common_step", "before", "restarts", "by_seq")
+    rows = _anchored(rows.with_columns(again=again), mine)
+    return rows.drop("common_step", "before", "restarts", "by_seq", "marked")
+
+
+def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
+    """Where no step says where ranks begin, and some have fewer operations: find out which ones these are.
+
+    If the operations of a rank are, by kind and size, a stretch of the longest list in one place alone, that is their
+    place; in several, they are matched with none (``unsure``). In no place: the k-th are compared and the difference is
+    named.
+    """
+    signature = pl.struct("collective", "dtype", "equal_bytes", "root").rank("dense").cast(pl.Int64)
+    loose = rows.filter(~pl.col("by_seq") & ~pl.col("marked")).select(*mine, "key", signature=signature)
+    lists = loose.sort(*mine, "key").group_by(mine, maintain_order=True).agg("signature")
+    uneven = lists.filter(pl.col("signature").list.len().n_unique().over("lane", "domain") > 1)
+    too_many = (loose["signature"].max() or 0) > _MOST_SIGNATURES  # type: ignore[operator]
+    found = []
+    for key, ranks in uneven.partition_by("lane", "domain", as_dict=True, maintain_order=True).items():
+        texts = [_as_text(listed) for listed in ranks["signature"]]
+        longest = max(texts, key=len)
+        at = [longest.find(text) for text in texts]
+        several = too_many or any(
+            longest.find(text, first + 1) >= 0 for text, first in zip(texts, at, strict=True) if first >= 0
+        )
+        found += [(*key, rank, max(first, 0), several) for rank, first in zip(ranks["rank"], at, strict=True)]
+    schema = {"lane": pl.Int64, "domain": pl.Int64, "rank": pl.Int64, "shift": pl.Int64, "unsure": pl.Boolean}
+    shifts = pl.DataFrame(found, schema=schema, orient="row")
+    rows = rows.join(shifts, on=["lane", "domain", "rank"], how="left", maintain_order="left")
+    unsure = pl.col("unsure").fill_null(value=False)
+    return rows.with_columns(
+        unsure=unsure,
+        key=pl.col("key") + pl.col("shift").fill_null(0),
+        again=pl.when(unsure).then(pl.col("rank") + 1).otherwise("again"),
+    ).drop("shift")
+
+
+_AFTER_SURROGATES = 0x10000
+_MOST_SIGNATURES = 0x10FFFF - _AFTER_SURROGATES
+
+
+def _as_text(signatures: pl.Series) -> str:
+    """One character for each number, so that a stretch is found by searching text."""
+    codes = np.minimum(signatures.to_numpy(), _MOST_SIGNATURES).astype(np.uint32) + _AFTER_SURROGATES
+    return str(codes.view(f"<U{len(codes)}")[0]) if len(codes) else ""
 
 
 def _restarts(rows: pl.DataFrame) -> pl.Series:
@@ -156,7 +201,7 @@ def _windows(rows: pl.DataFrame) -> pl.DataFrame:
     """Which windows of the ranks are one (``domain``), and the step from which on all of them are there.
 
     Windows whose steps overlap are one. Where a window marks no step, or a rank records a step twice, the n-th windows
-    are. ``common_step`` is null where the windows begin alike.
+    are. ``common_step`` is null where the windows begin alike, or one of them is not ``marked`` by steps.
     """
     step = pl.col("step")
     spans = rows.group_by("rank", "window").agg(first=step.min(), last=step.max()).sort("rank", "window")
@@ -169,9 +214,13 @@ def _windows(rows: pl.DataFrame) -> pl.DataFrame:
     spans = spans.with_columns(domain=domain.cast(pl.Int64))
     # Several windows of a rank may make up one domain.
     begins = spans.group_by("rank", "domain").agg(pl.col("first").min())
-    begins = begins.group_by("domain").agg(common_step=pl.col("first").max(), differ=pl.col("first").n_unique() > 1)
-    common = pl.when("differ").then("common_step")
-    return spans.join(begins, on="domain").select("rank", "window", "domain", common.alias("common_step"))
+    begins = begins.group_by("domain").agg(
+        common_step=pl.col("first").max(),
+        differ=pl.col("first").n_unique() > 1,
+        marked=pl.col("first").is_not_null().all(),
+    )
+    common = pl.when(pl.col("differ") & pl.col("marked")).then("common_step")
+    return spans.join(begins, on="domain").select("rank", "window", "domain", "marked", common.alias("common_step"))
 
 
 def _differences(rows: pl.DataFrame, starts: Int64, by_seq: Bool) -> dict[str, Bool]:
@@ -243,6 +292,11 @@ def _lacking_texts(lacking: pl.DataFrame) -> pl.DataFrame:
     said = pl.when("within").then(pl.lit("lacking on")).otherwise(pl.lit("not recorded on"))
     parts = lacking.group_by("op", "within", maintain_order=True).agg(listed=listed, more=more, what=what)
     return parts.select("op", text=pl.format("{} {} {}{}", said, "what", "listed", "more"))
+
+
+def _unsure_texts(unsure: Bool) -> pl.DataFrame:
+    said = pl.lit("which operation of the other ranks it is cannot be told")
+    return pl.DataFrame({"op": np.flatnonzero(unsure)}).select("op", text=said)
 
 
 def _difference_texts(rows: pl.DataFrame, starts: Int64, differences: Mapping[str, Bool]) -> pl.DataFrame:
