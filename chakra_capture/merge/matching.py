@@ -164,9 +164,9 @@ def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
         texts = [_as_text(listed) for listed in ranks["signature"]]
         longest = max(texts, key=len)
         at = [longest.find(text) for text in texts]
-        several = too_many or any(
-            longest.find(text, first + 1) >= 0 for text, first in zip(texts, at, strict=True) if first >= 0
-        )
+        # Which of two longest lists that differ to look in?
+        several = too_many or any(len(text) == len(longest) and text != longest for text in texts)
+        several |= any(longest.find(text, first + 1) >= 0 for text, first in zip(texts, at, strict=True) if first >= 0)
         found += [(*key, rank, max(first, 0), several) for rank, first in zip(ranks["rank"], at, strict=True)]
     schema = {"lane": pl.Int64, "domain": pl.Int64, "rank": pl.Int64, "shift": pl.Int64, "unsure": pl.Boolean}
     shifts = pl.DataFrame(found, schema=schema, orient="row")

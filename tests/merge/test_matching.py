@@ -278,7 +278,8 @@ def plain_matches(ranks: dict[int, Rows]) -> set[frozenset[tuple[int, int]]]:
                 for rank, mine in sizes.items()
             }
             uneven = len({len(each) for each in sizes.values()}) > 1
-            unsure = uneven and any(len(found) > 1 for found in places.values())
+            differ = any(len(each) == len(longest) and each != longest for each in sizes.values())
+            unsure = uneven and (differ or any(len(found) > 1 for found in places.values()))
             for rank, entries in mine.items():
                 first = (places[rank] or [0])[0] if uneven else 0
                 for at, (node, *_) in enumerate(entries):
