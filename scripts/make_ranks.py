@@ -310,14 +310,7 @@ def make_run(settings: argparse.Namespace) -> dict[str, Any]:
         raise SourceError(f"the trace has {sized[0]}, whose sizes go with the number of ranks ({was}). Give --ranks "
                           f"{was}, or a trace without it.")  # fmt: skip
     repeats = _repeats(source, settings)
-    rng = np.random.default_rng([settings.seed, 1])
-    clocks = [
-        Clock(
-            round(settings.clock.get(r, (rng.uniform(-1, 1) * settings.clock_offsets * (r > 0), 0))[0] * 1e6),
-            settings.clock[r][1] if r in settings.clock else float(rng.uniform(-1, 1) * settings.drift_ppm * (r > 0)),
-        )
-        for r in range(settings.ranks)
-    ]
+    clocks = _clocks(settings)
     absent = next(iter(settings.faulty("missing-collective")), None)
     plan = Plan(
         settings.ranks, repeats, settings.seed, settings.jitter, tuple(settings.mesh.values()),
@@ -331,6 +324,18 @@ def make_run(settings: argparse.Namespace) -> dict[str, Any]:
     truth = _truth(source, replay, writer, settings)
     (settings.out / "truth.json").write_text(json.dumps(truth))
     return truth
+
+
+def _clocks(settings: argparse.Namespace) -> list[Clock]:
+    """The clock of each rank: that of its host."""
+    rng = np.random.default_rng([settings.seed, 1])
+    stated = {rank // settings.ranks_per_host: clock for rank, clock in settings.clock.items()}
+    clocks = []
+    for host in range(math.ceil(settings.ranks / settings.ranks_per_host)):
+        random = rng.uniform(-1, 1, 2) * (settings.clock_offsets, settings.drift_ppm) * (host > 0)
+        offset_ms, drift_ppm = stated.get(host, random)
+        clocks.append(Clock(round(float(offset_ms) * 1e6), float(drift_ppm)))
+    return [clocks[rank // settings.ranks_per_host] for rank in range(settings.ranks)]
 
 
 def _repeats(source: Source, settings: argparse.Namespace) -> int:
@@ -431,7 +436,7 @@ def parse(argv: list[str] | None = None) -> _Settings:
     parser.add_argument("--host", type=Path, help="host trace; none where --device is given alone")
     parser.add_argument("--device", type=Path, help="device trace; default: a pair of traces/")
     parser.add_argument("--ranks", type=int, default=4)
-    parser.add_argument("--ranks-per-host", type=int, default=8)
+    parser.add_argument("--ranks-per-host", type=int, default=1, help="ranks of a host share its clock")
     parser.add_argument("--steps", type=int, default=1, help="at least as many; the recorded ones are repeated")
     parser.add_argument("--size", type=float, help="MB of each rank, both files, before compression; at least")
     parser.add_argument("--tiny", action="store_true", help="the last step alone, and only ops that are in no other")
@@ -444,9 +449,18 @@ def parse(argv: list[str] | None = None) -> _Settings:
     parser.add_argument("--skew", type=_skew, action="append", default=[], metavar="RANK:MS")
     parser.add_argument("--straggler", type=_straggler, action="append", default=[], metavar="RANK:FACTOR[:NAME]",
                         help="own work slower by FACTOR, or only within what is called NAME")  # fmt: skip
-    parser.add_argument("--clock", type=_clock, action="append", default=[], metavar="RANK:OFFSET_MS[:DRIFT_PPM]")
-    parser.add_argument("--clock-offsets", type=float, default=0, metavar="MS", help="random, to this; rank 0 has none")
-    parser.add_argument("--drift-ppm", type=float, default=0, help="random, to this; rank 0 has none")
+    parser.add_argument(
+        "--clock",
+        type=_clock,
+        action="append",
+        default=[],
+        metavar="RANK:OFFSET_MS[:DRIFT_PPM]",
+        help="of the host of this rank",
+    )
+    parser.add_argument(
+        "--clock-offsets", type=float, default=0, metavar="MS", help="random, to this; the host of rank 0 has none"
+    )
+    parser.add_argument("--drift-ppm", type=float, default=0, help="random, to this; the host of rank 0 has none")
     parser.add_argument("--mesh", type=_mesh, default={}, metavar="dp=2,tp=4",
                         help="the collectives go through the groups of these dimensions in turn")  # fmt: skip
     parser.add_argument("--fault", type=_fault, action="append", default=[], metavar="KIND:RANK")

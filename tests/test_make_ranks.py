@@ -90,6 +90,17 @@ def test_planted_clocks_are_what_the_recorded_times_differ_by(run):
             assert all(abs(a - b * factor) <= 2 for a, b in zip(shown, true, strict=True))
 
 
+def test_ranks_of_a_host_share_its_clock(tmp_path):
+    options = ["--ranks", 4, "--ranks-per-host", 2, "--tiny", "--clock-offsets", 50, "--drift-ppm", 50]
+    truth = make(tmp_path, *options)
+    offsets, drifts = truth["clock_offset_ns"], truth["clock_drift_ppm"]
+    assert offsets[:2] == drifts[:2] == [0, 0]
+    assert offsets[2] == offsets[3] != 0
+    assert drifts[2] == drifts[3] != 0
+    hosts = [device_events(tmp_path, rank)[0]["host_name"] for rank in range(4)]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
+
+
 def test_a_late_rank_is_the_last_to_arrive_and_the_others_wait(run):
     _folder, truth = run
     in_step = [o for o in truth["operations"] if o["name"] == "all_reduce"]
