@@ -207,9 +207,10 @@ def _executor(cluster: str | None, run: "Run", out: Path) -> "AbstractContextMan
     from chakra_capture.merge.cluster import connected
 
     with suppress(ImportError):
-        import distributed  # noqa: F401  # it sets up its logging when it is imported
+        import distributed  # noqa: F401  # it sets up its loggers, and a level for each, when it is imported
 
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what went wrong is said once, and by us
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("distributed")]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # what went wrong is said once, and by us
     return connected(cluster, run, out)
 
 

@@ -5,6 +5,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from chakra_capture.errors import ClusterError, MissingDependencyError
 from chakra_capture.merge.executors import failure
 from chakra_capture.merge.job import Began, Job
-from chakra_capture.merge.origin import own_version
+from chakra_capture.merge.origin import merged_from, own_version
 from chakra_capture.merge.rank import RankReport
 from chakra_capture.merge.remote import merge_packed, packed
 from chakra_capture.trace.discovery import Run
@@ -27,6 +28,7 @@ _ANSWER_S = 10
 _WORKERS_S = 60
 _LOOK_S = 1.0
 _RESULT_S = 30
+_GONE = "the scheduler or all workers are gone"
 
 
 class Cluster:
@@ -49,7 +51,7 @@ class Cluster:
                 limits = self._limits()
                 if limits:
                     seen_s = time.monotonic()
-                elif time.monotonic() - seen_s > self._patience_s:
+                elif self._client.status == "closed" or time.monotonic() - seen_s > self._patience_s:
                     break
                 for job in running.orphans(limits):
                     if job.rank in running.tried:
@@ -65,15 +67,17 @@ class Cluster:
                 for job, future in running.ended():
                     yield _with_note(_report(job, future), _too_large(job, limits))
             for job in [*waiting, *running.jobs.values()]:
-                yield RankReport(job.rank, error=failure(ConnectionError("the cluster has no workers any more")))
+                yield RankReport(job.rank, error=failure(ConnectionError(_GONE)))
         finally:
             running.cancel()
 
     def _limits(self) -> dict[str, int] | None:
         """Memory of each worker there is now; 0 of one without a limit. None where the scheduler does not answer."""
         try:
-            workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            workers = self._client.scheduler_info(n_workers=-1).get("workers")
         except OSError:
+            return None
+        if workers is None or self._client.status != "running":
             return None
         return {address: int(worker["memory_limit"] or 0) for address, worker in workers.items()}
 
@@ -120,7 +124,8 @@ class _Running:
                 future = self._ended.get_nowait()
 
     def cancel(self) -> None:
-        self._client.cancel(list(self.jobs), force=True)
+        if self._client.status == "running":
+            self._client.cancel(list(self.jobs), force=True)
 
     def _take(self, future: "Future[RankReport]") -> Job:
         del self._addresses[future]
@@ -251,13 +256,15 @@ def _too_large(job: Job, limits: dict[str, int] | None) -> str | None:
 def _report(job: Job, future: "Future[RankReport]") -> RankReport:
     from distributed import KilledWorker
 
-    error: BaseException | None = None
+    error: BaseException | None = ConnectionError(_GONE)
     if future.status == "finished":
-        try:
+        with suppress(OSError, CancelledError):
             report: RankReport = future.result(timeout=_RESULT_S)
             return report
-        except TimeoutError as gone:  # with the worker that had merged it
-            error = gone
+        # Its worker, or the scheduler, is gone meanwhile; the tables are not.
+        merged = merged_from(job.folder, job.made_from)
+        if merged is not None:
+            return RankReport(job.rank, merged)
     elif future.status == "error":
         error = future.exception()
     return RankReport(job.rank, error=_died(job) if isinstance(error, KilledWorker) else failure(error))

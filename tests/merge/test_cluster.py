@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from builder import TraceBuilder
 from commands import process, refused, run
@@ -21,7 +22,7 @@ from chakra_capture.merge.rank import MergeOptions
 from chakra_capture.merge.run import Watch, merge_run
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
-MEMORY = 400_000_000
+MEMORY = 300_000_000
 # A worker past its memory is ended by its nanny at once.
 SETTINGS = {
     "DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "20ms",
@@ -62,7 +63,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture
 def client(address: str) -> Iterator[Client]:
-    with Client(address, set_as_default=False) as found:
+    with dask.config.set({"distributed.comm.timeouts.connect": "3s"}), Client(address, set_as_default=False) as found:
         found.wait_for_workers(2, timeout=60)
         yield found
 
@@ -210,3 +211,22 @@ def test_rank_that_kills_all_workers_there_are_is_named(client: Client, tmp_path
     reports = merge_run(Run(run.paths, ranks, run.merged_dir), run.merged_dir, MergeOptions(), executor=Cluster(client))
     assert [bool(report.error) for report in reports] == [False, True]
     assert "two workers that merged it died" in (reports[1].error or "")
+
+
+def test_scheduler_that_dies_ends_the_merge_with_what_was_finished(client: Client, tmp_path: Path) -> None:
+    """The last one here: it takes the cluster with it."""
+    run = recorded(tmp_path, *range(6))
+    pid = client.run_on_scheduler(os.getpid)
+    ended: list[int] = []
+
+    def kill(report: Any) -> None:
+        if not ended:
+            os.kill(pid, signal.SIGKILL)
+        ended.append(report.rank)
+
+    reports = merge_run(run, run.merged_dir, MergeOptions(), executor=Cluster(client), watch=Watch(ended=kill))
+    assert sorted(ended) == list(range(6))
+    failed = [report for report in reports if report.error]
+    assert 1 <= len(failed) < 6
+    assert all("ConnectionError: the scheduler or all workers are gone" in (report.error or "") for report in failed)
+    assert {report.rank for report in reports if not report.error} <= set(find_run(tmp_path).merged_ranks)
