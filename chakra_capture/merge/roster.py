@@ -200,13 +200,14 @@ def _against_manifest(rank: _Rank) -> Iterator[str]:
     known = {window.cycle: window for window in manifest.windows}
     for number, files in enumerate(rank.files.windows):
         window, host, device = known.get(files.cycle), rank.hosts[number], rank.devices[number]
-        if window is None or window.started is None or window.ended is None:
+        if window is None or window.started is None or window.ended is None or manifest.opened is None:
             continue
-        begin, end = window.started.monotonic_ns // 10**6 - _SLACK_MS, window.ended.monotonic_ns // 10**6 + _SLACK_MS
-        if host and host.start_ms is not None and not begin <= host.start_ms <= end:
+        # A host trace begins with the warm-up, which may be long before its window.
+        begin, end = manifest.opened.monotonic_ns // 10**6, window.ended.monotonic_ns // 10**6
+        if host and host.start_ms is not None and not begin - _SLACK_MS <= host.start_ms <= end + _SLACK_MS:
             yield "of another run: its host trace was not recorded when its manifest says"
-        begin, end = window.started.unix_ns - _SLACK_NS, window.ended.unix_ns + _SLACK_NS
-        if device and device.begin_ns is not None and not begin <= device.begin_ns <= end:
+        begin, end = window.started.unix_ns, window.ended.unix_ns
+        if device and device.begin_ns is not None and not begin - _SLACK_NS <= device.begin_ns <= end + _SLACK_NS:
             yield "of another run: its device trace was not recorded when its manifest says"
 
 

@@ -141,6 +141,7 @@ class ManifestHead(msgspec.Struct):
     world_size: int | None = None
     pid: int | None = None
     hostname: str | None = None
+    opened: _Moment | None = None
     settings: _Settings = msgspec.field(default_factory=_Settings)
     complete: bool | None = None
     reason: str | None = None

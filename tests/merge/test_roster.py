@@ -116,6 +116,16 @@ def test_the_one_rank_that_is_not_of_the_run_is_named(
     assert found.world_size == 4
 
 
+def test_host_trace_that_begins_with_a_long_warm_up_is_of_its_window(run: Path) -> None:
+    content = json.loads(manifest(run, 2).read_text())
+    minute = 60 * 10**9
+    for moment in (content["windows"][0]["started"], content["windows"][0]["ended"], content["written"]):
+        moment["monotonic_ns"] += 30 * minute
+        moment["unix_ns"] += 30 * minute
+    manifest(run, 2).write_text(json.dumps(content))
+    assert roster(run).faults == {}
+
+
 def test_copy_without_a_stated_rank_is_the_one_that_its_manifest_does_not_know(tmp_path: Path) -> None:
     for rank in range(2):
         TraceBuilder(pid=100 + rank).op(f"aten::op{rank}", 1, 1).write(tmp_path, rank)
