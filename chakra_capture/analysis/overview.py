@@ -10,6 +10,7 @@ from chakra_capture.analysis.communication import communication_summary
 from chakra_capture.analysis.device import device_time
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
+from chakra_capture.analysis.phase_times import mean_phase_times, phase_times
 from chakra_capture.analysis.phases import PhaseSummary
 from chakra_capture.analysis.shares import share_of
 from chakra_capture.analysis.steps import step_summary
@@ -55,6 +56,7 @@ class Overview:
         kernels: kernel_summary summed over the ranks shown.
         recordings: per rank with a manifest, what was asked for and what was recorded.
         phases: per rank with a phase file, the phases of all its steps.
+        phase_times: mean over the recorded steps and ranks shown of what phase_times finds.
         communication: communication_summary of the ranks shown; None where their operations were not matched.
         stragglers: which ranks the others wait for; None for one rank, and where nothing was matched.
     """
@@ -67,6 +69,7 @@ class Overview:
     kernels: pl.DataFrame
     recordings: dict[int, dict[str, Any]]
     phases: dict[int, PhaseSummary]
+    phase_times: pl.DataFrame
     communication: pl.DataFrame | None
     stragglers: Stragglers | None
     notes: tuple[str, ...]
@@ -83,6 +86,7 @@ class Overview:
             "kernels": self.kernels.to_dicts(),
             "recordings": {str(rank): value for rank, value in self.recordings.items()},
             "phases": {str(rank): value.as_json() for rank, value in self.phases.items()},
+            "phase_times": self.phase_times.to_dicts(),
             "communication": None if self.communication is None else self.communication.to_dicts(),
             "stragglers": None if self.stragglers is None else self.stragglers.as_json(),
             "notes": list(self.notes),
@@ -124,6 +128,7 @@ def overview(run: Run, traces: list[MergedTrace], phases: dict[int, PhaseSummary
         kernels=kernels,
         recordings=recordings,
         phases=phases,
+        phase_times=mean_phase_times([phase_times(trace) for trace in traces]),
         communication=communication,
         stragglers=stragglers,
         notes=tuple(_notes(run, shown or set(phases), world_size)),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from chakra_capture.cli.output import count_of, duration, make_table, percent, plain
 
 if TYPE_CHECKING:
+    import polars as pl
     from rich.console import Console
     from rich.table import Table
 
@@ -63,6 +64,34 @@ def _print_ranks(out: "Console", phases: "dict[int, PhaseSummary]") -> None:
         table.add_row(_name(row), *cells, str(most))
     out.print(table)
     out.print()
+
+
+def print_phase_times(out: "Console", times: "pl.DataFrame") -> None:
+    """Print what the recorded steps did in each phase, on the CPU and on the device."""
+    if times.height < 2:  # the rest alone is the step
+        return
+    on_device = times["compute_ns"].count() > 0
+    heads = ("launches", "busy", "exp. comm", "idle") if on_device else ()
+    table = make_table("Profiled steps by phase", "", "time", "CPU self", *heads)
+    table.columns[0].justify = "left"
+    for row in times.iter_rows(named=True):
+        cells = [duration(row["wall_ns"]), duration(row["cpu_self_ns"])]
+        if on_device:
+            cells += ["-" if row["num_launches"] is None else f"{row['num_launches']:.0f}"]
+            cells += [duration(value) for value in _device_times(row)]
+        table.add_row(row["phase"] or "rest", *cells)
+    out.print(table)
+    out.print("mean of a step; CPU self: on all threads")
+    if on_device:
+        out.print("device: busy + idle = time; exp. comm: of busy, what no compute hides")
+    out.print()
+
+
+def _device_times(row: dict[str, Any]) -> tuple[float | None, ...]:
+    """Busy, exposed communication and idle time."""
+    parts = [row[f"{name}_ns"] for name in ("compute", "exposed_communication", "exposed_memory")]
+    busy = None if None in parts else sum(parts)
+    return busy, row["exposed_communication_ns"], row["device_idle_ns"]
 
 
 def _rows(table: "Table", rows: Any) -> Any:

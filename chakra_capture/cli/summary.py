@@ -20,7 +20,7 @@ from chakra_capture.cli.output import (
     print_error,
     print_json,
 )
-from chakra_capture.cli.phase_tables import print_phases
+from chakra_capture.cli.phase_tables import print_phase_times, print_phases
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ def summary(
     compute + exposed communication + exposed copies + idle = span, from the first to the last device activity.
     Phases are those of all steps, of the window or not: of a step input wait, forward and so on, and its residual in no
     phase; and what comes between two steps. Steps under the profiler and the first of a training are left out.
+    Profiled steps by phase: an activity of the device counts to the phase that launched it, idle time to the phase
+    that the loop is in meanwhile.
     Communication is that of all ranks together: of each operation the time until the last rank it needs had arrived
     (waiting), and after that (transfer); bus bandwidth as in NCCL's tests. The rank that the others wait for is named
     only if it is late in nearly every step, by much, and chance does not explain it.
@@ -128,6 +130,7 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
         _print_steps(out, result)
     print_phases(out, result.phases)
     if result.ranks:
+        print_phase_times(out, result.phase_times)
         _print_device(out, result)
         print_communication(out, result)
         _print_top(out, result, top)

@@ -86,9 +86,11 @@ class _Inferred:
         """Phase of each of the rows; of several rules that fit the first of the module's list counts."""
         codes = np.full(len(self.rows), -1, dtype=np.int8)
         on_main, times = ~self.workers, self.columns.ts_ns[self.rows]
-        codes[on_main & holds(*self.passes.forward, times) & ~self._inside(self._foreign())] = _CODE[
-            annotations.FORWARD
-        ]
+        # What somebody's annotation is around may go on into the next phase; of ops only the start counts.
+        last = np.where(self.columns.is_kind("annotation")[self.rows], self.ends[self.rows] - 1, times)
+        following = np.append(np.sort(self.passes.backward[0]), _NEVER)
+        between = holds(*self.passes.forward, times) & (last < following[np.searchsorted(following[:-1], times)])
+        codes[on_main & between & ~self._inside(self._foreign())] = _CODE[annotations.FORWARD]
         codes[self._inside(self.passes.partners)] = _CODE[annotations.FORWARD]
         codes[self._inside(self._called(_DDP.__eq__))] = _CODE[annotations.FORWARD]
         codes[self.workers | (on_main & holds(*self.passes.backward, times))] = _CODE[annotations.BACKWARD]

@@ -92,6 +92,15 @@ def test_backward_on_the_main_thread_ends_where_a_forward_op_begins(tmp_path: Pa
     assert phases(trace, "mm1", "hook1", "between", "mm2", "hook2") == ["forward", "backward", None, *PAIR]
 
 
+def test_annotation_that_goes_on_into_backward_has_no_phase(tmp_path: Path) -> None:
+    builder = TraceBuilder().step(1, 0, 1000).op("mm", 10, 10, **{"Sequence number": 1})
+    builder.annotation("loss and backward", 30, 100).op("loss", 40, 10, **{"Sequence number": 2})
+    builder.annotation("loss", 38, 14).op(f"{EVALUATE}x", 70, 10, tid=WORKER, **{"Sequence number": 2})
+    builder.op(f"{EVALUATE}y", 90, 10, tid=WORKER, **{"Sequence number": 1})
+    trace = builder.op("waits", 85, 2).merged(tmp_path)
+    assert phases(trace, "loss and backward", "loss", "waits") == [None, "forward", "forward", "backward"]
+
+
 def test_everything_in_the_forward_of_ddp_is_forward(tmp_path: Path) -> None:
     builder = TraceBuilder().annotation("DistributedDataParallel.forward", 0, 50).op("c10d::broadcast_", 5, 5)
     assert phases(builder.merged(tmp_path), "c10d::broadcast_") == ["forward"]
