@@ -126,7 +126,8 @@ def _with_lanes(rows: pl.DataFrame, groups: tuple[Group, ...]) -> tuple[pl.DataF
 def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
     """Add what makes rows of several ranks one operation, and their order within the window."""
     number = pl.int_range(pl.len(), dtype=pl.Int64)
-    rows = rows.with_columns(order=number.over("rank", "window", "lane"))
+    order = number.over("rank", "window", "lane", "placed")
+    rows = rows.with_columns(order=pl.when("placed").then(order))
     rows = rows.join(_windows(rows), on=["rank", "window"], how="left", maintain_order="left")
     rows = rows.hstack(lanes[rows["lane"]].select("by_seq", restarts=_restarts(rows)[rows["lane"]]))
     by_seq = pl.col("by_seq")
@@ -134,7 +135,7 @@ def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
         domain=pl.when(by_seq & ~pl.col("restarts")).then(0).when(by_seq).then("window").otherwise("domain")
     )
     mine = ("rank", "lane", "domain")
-    rows = rows.with_columns(key=number.over(mine), before=pl.col("step").shift().over(mine))
+    rows = rows.with_columns(key=number.over(*mine, "placed"), before=pl.col("step").shift().over(mine))
     in_common = pl.when(pl.col("step") >= pl.col("common_step")).then("key")
     first = pl.coalesce(in_common.min().over(mine), pl.len().over(mine))
     first = pl.when(pl.col("common_step").is_null()).then(0).otherwise(first)
@@ -155,7 +156,9 @@ def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
     named.
     """
     signature = pl.struct("collective", "dtype", "equal_bytes", "root").rank("dense").cast(pl.Int64)
-    loose = rows.filter(~pl.col("by_seq") & ~pl.col("marked")).select(*mine, "key", signature=signature)
+    loose = rows.filter(~pl.col("by_seq") & ~pl.col("marked") & pl.col("placed")).select(
+        *mine, "key", signature=signature
+    )
     lists = loose.sort(*mine, "key").group_by(mine, maintain_order=True).agg("signature")
     uneven = lists.filter(pl.col("signature").list.len().n_unique().over("lane", "domain") > 1)
     too_many = (loose["signature"].max() or 0) > _MOST_SIGNATURES  # type: ignore[operator]
@@ -171,7 +174,7 @@ def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
     schema = {"lane": pl.Int64, "domain": pl.Int64, "rank": pl.Int64, "shift": pl.Int64, "unsure": pl.Boolean}
     shifts = pl.DataFrame(found, schema=schema, orient="row")
     rows = rows.join(shifts, on=["lane", "domain", "rank"], how="left", maintain_order="left")
-    unsure = pl.col("unsure").fill_null(value=False)
+    unsure = pl.col("unsure").fill_null(value=False) | (~pl.col("placed") & ~pl.col("by_seq"))
     return rows.with_columns(
         unsure=unsure,
         key=pl.col("key") + pl.col("shift").fill_null(0),

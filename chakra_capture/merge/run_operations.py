@@ -38,7 +38,8 @@ class Operations:
 
     Attributes:
         rows: ``rank``, numbers as in ``COMMUNICATION``, ``kind`` (row of ``kinds``), ``equal_bytes`` (the size that
-            all ranks of the operation state alike), ``uneven`` (more goes in than comes out, or less), and
+            all ranks of the operation state alike), ``uneven`` (more goes in than comes out, or less), ``placed``
+            (where it comes in the order of issue is known), and
             ``arrival`` and ``end`` on the rank's own clock, null where either is not known.
         kinds: one row per ``collective``, ``dtype``, ``mesh_dim`` and ``group`` (position in ``groups``).
         num_rows: operations of each rank whose table could be read.
@@ -96,7 +97,7 @@ def read_operations(ranks: Mapping[int, Path], world_size: int | None = None) ->
     )
 
 
-_NOT_READ = ("algorithm", "issued_ns", "group_ranks")
+_NOT_READ = ("algorithm", "group_ranks")
 _READ = pl.Schema({c.name: c.dtype for c in COMMUNICATION.columns if c.name not in _NOT_READ})
 _KINDS = pl.Schema({**{name: pl.String() for name in _TEXTS}, "group": pl.Int32()})
 _ROWS = pl.Schema(
@@ -106,6 +107,7 @@ _ROWS = pl.Schema(
         **{name: pl.Int64() for name in _NUMBERS},
         "equal_bytes": pl.Int64(),
         "uneven": pl.Boolean(),
+        "placed": pl.Boolean(),
         "arrival": pl.Int64(),
         "end": pl.Int64(),
     }
@@ -120,6 +122,11 @@ def _read(rank: int, path: Path, world_size: int | None) -> _OfRank:
     kinds = table.select(*_TEXTS, "group").unique(maintain_order=True)
     kinds = kinds.with_columns(kind=pl.int_range(pl.len(), dtype=pl.Int32))
     table = table.join(kinds, on=[*_TEXTS, "group"], how="left", nulls_equal=True, maintain_order="left")
+    # Of a file that was cut some operations have no time: where they come among the others is not known.
+    when = pl.coalesce("issued_ns", "ts_ns")
+    mixed = (when.is_null().any() & when.is_not_null().any()).over("window")
+    table = table.with_columns(placed=when.is_not_null() | ~mixed, place=pl.when(mixed).then(when))
+    table = table.sort("window", "place", nulls_last=True, maintain_order=True)
     ts, dur = pl.col("ts_ns"), pl.col("dur_ns")
     timed = ts.is_between(0, LARGEST) & dur.is_between(0, _LONGEST)
     equal = pl.coalesce(
@@ -131,6 +138,7 @@ def _read(rank: int, path: Path, world_size: int | None) -> _OfRank:
         *(pl.col(name).cast(pl.Int64) for name in _NUMBERS),
         equal.alias("equal_bytes"),
         (pl.col("in_bytes") != pl.col("out_bytes")).fill_null(value=False).alias("uneven"),
+        "placed",
         pl.when(timed).then(ts).alias("arrival"),
         pl.when(timed).then(ts + dur).alias("end"),
     )

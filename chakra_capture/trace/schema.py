@@ -182,7 +182,7 @@ COLLECTIVES = Table(
         Column("rank", _INT, "global rank"),
         Column("window", pl.Int32, "recorded window"),
         Column("order", _INT, "how many operations of its group (send, recv: of its two ranks and tag) this rank had "
-               "issued before within the window"),
+               "issued before within the window; null where its time is lost"),
         *_OF_OPERATION,
         Column("num_ranks", _INT, "ranks that take part: members of the group, 2 for send and recv; null: not known"),
         Column("num_found", _INT, "ranks of which it is recorded"),

@@ -199,6 +199,22 @@ def test_a_rank_whose_window_marks_no_steps_is_not_put_at_its_end(tmp_path: Path
     assert found(table) == [[(0, 0), (2, 0)], [(0, 1), (1, 0), (2, 1)], [(0, 2), (1, 1), (2, 2)]]
 
 
+def test_operations_whose_time_is_lost_are_matched_with_none_and_do_not_shift_the_others(tmp_path: Path) -> None:
+    first = [row | {"issued_ns": row["ts_ns"], "step": n} for n, row in enumerate(series(4, 8, 16, 32))]
+    lost = first[3] | {"issued_ns": None, "ts_ns": None, "dur_ns": None, "step": None}
+    not_linked = later(first[2:3])[0] | {"issued_ns": None, "step": None}
+    _, table = align(tmp_path, {0: first, 1: [lost, not_linked, *later(first[:2])]})
+    assert found(table) == [[(0, 0), (1, 2)], [(0, 1), (1, 3)], [(0, 2), (1, 1)], [(0, 3)], [(1, 0)]]
+    assert mismatches(table) == [None, None, None, "not recorded on rank 1", UNSURE]
+    assert table["order"].to_list() == [0, 0, 1, 1, 2, 2, 3, None]
+
+
+def test_where_no_operation_has_a_time_their_order_stands(tmp_path: Path) -> None:
+    rows = [row | {"ts_ns": None, "dur_ns": None} for row in series(4, 8)]
+    _, table = align(tmp_path, {0: series(4, 8), 1: rows})
+    assert found(table) == [[(0, 0), (1, 0)], [(0, 1), (1, 1)]]
+
+
 def message(kind: str, at: int, peer: int | None, **columns: Any) -> dict[str, Any]:
     return operation(at * MS, 50 * US, collective=kind, peer=peer, **columns)
 
