@@ -40,6 +40,10 @@ class PhaseSummary:
         num_recorded: all steps that came to their end.
         left_out: why recorded steps are not among them, with how many.
         step_ns: mean and median of a step without what comes between its batches.
+        profiled_median_ns: the same of steps under the profiler, where there are others to compare with.
+        first_ns: the same of the first step of the training.
+        steps_per_s: over the wall time; None without any step.
+        rss_bytes: largest resident memory of the process that was read; None where it was not.
         wall_ns: of these steps and the time before each.
         coverage: share of the wall time that is in a named phase; None without any step.
         not_measured: reason for each phase that was not timed.
@@ -52,6 +56,10 @@ class PhaseSummary:
     left_out: dict[str, int]
     step_mean_ns: float | None
     step_median_ns: float | None
+    profiled_median_ns: float | None
+    first_ns: float | None
+    steps_per_s: float | None
+    rss_bytes: int | None
     wall_ns: int
     coverage: float | None
     not_measured: dict[str, str]
@@ -114,11 +122,29 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         left_out=left_out,
         step_mean_ns=_number(rests["work_ns"].mean()),
         step_median_ns=_number(rests["work_ns"].median()),
+        profiled_median_ns=None if "under the profiler" not in left_out else _median_work(records, pl.col("profiled")),
+        first_ns=_median_work(records, pl.col("first") & ~pl.col("profiled")),
+        steps_per_s=num / total * 1e9 if total else None,
+        rss_bytes=_largest(records.steps["rss_bytes"]),
         wall_ns=total,
         coverage=accounted / total if total else None,
         not_measured=not_measured,
         notes=(*_flagged(counted), *_notes(records, whole), *partly),
     )
+
+
+def _median_work(records: PhaseRecords, which: pl.Expr) -> float | None:
+    """Median of whole steps of a kind, without what comes between their batches."""
+    steps = records.steps.with_row_index("row").filter(~pl.col("partial") & which)
+    inside = records.phases.filter(~pl.col("in_gap") & pl.col("phase").is_in(BETWEEN_STEPS))
+    inside = inside.group_by("row").agg(pl.col("dur_ns").sum().alias("inside_ns"))
+    work = steps.join(inside, on="row", how="left").select(pl.col("dur_ns") - pl.col("inside_ns").fill_null(0))
+    return _number(work["dur_ns"].median())
+
+
+def _largest(values: pl.Series) -> int | None:
+    found = values.max()
+    return found if isinstance(found, int) else None
 
 
 def _flagged(counted: pl.DataFrame) -> list[str]:

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from chakra_capture.cli.output import count_of, duration, make_table, percent, plain
+from chakra_capture.cli.output import count_of, duration, make_table, percent, plain, size
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,6 +40,8 @@ def _print_rank(out: "Console", rank: int, summary: "PhaseSummary") -> None:
         mean, middle = duration(summary.step_mean_ns), duration(summary.step_median_ns)
         out.print(f"a step takes {mean} (median {middle}) without what comes between its batches")
         out.print(f"{percent(summary.coverage, 1)} of {duration(summary.wall_ns)} of training is in named phases")
+    for line in _rates(summary):
+        out.print(line)
     for why, number in summary.left_out.items():
         out.print(f"not in these times: {count_of(number, 'step')} {why}")
     for name, why in summary.not_measured.items():
@@ -47,6 +49,21 @@ def _print_rank(out: "Console", rank: int, summary: "PhaseSummary") -> None:
     for note in summary.notes:
         out.print(plain(f"note: rank {rank}: {note}"))
     out.print()
+
+
+def _rates(summary: "PhaseSummary") -> list[str]:
+    """Steps per second, how the steps that are left out compare, and memory."""
+    lines = []
+    if summary.steps_per_s is not None:
+        lines.append(f"{summary.steps_per_s:.2f} steps per second")
+    if summary.first_ns is not None:
+        lines.append(f"the first step took {duration(summary.first_ns)}")
+    if summary.profiled_median_ns is not None and summary.step_median_ns:
+        more = summary.profiled_median_ns / summary.step_median_ns
+        lines.append(f"under the profiler a step takes {duration(summary.profiled_median_ns)} ({more:.2f} x, medians)")
+    if summary.rss_bytes is not None:
+        lines.append(f"memory of the process up to {size(summary.rss_bytes)}")
+    return lines
 
 
 def _print_ranks(out: "Console", phases: "dict[int, PhaseSummary]") -> None:

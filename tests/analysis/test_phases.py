@@ -189,3 +189,23 @@ def test_the_same_as_plain_python(found):
     assert total == pytest.approx(wall)
     if wall:
         assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
+
+
+def test_steps_left_out_are_stated_beside_those_that_count():
+    steps = [
+        {"ns": 900, "flags": ("first",), "phases": {"validation": 100}},
+        *({"ns": ns, "gap": 50} for ns in (100, 200, 300)),
+        *({"ns": ns, "flags": ("profiled",), "phases": {"checkpoint": 10}} for ns in (410, 610, 5010)),
+        {"ns": 7, "flags": ("profiled", "partial")},
+    ]
+    found = phase_summary(records(steps))
+    assert (found.step_median_ns, found.profiled_median_ns, found.first_ns) == (200, 600, 800)
+    assert found.steps_per_s == pytest.approx(3 / 750 * 1e9)
+    assert found.rss_bytes is None
+
+
+def test_profiled_steps_alone_are_compared_with_nothing():
+    found = phase_summary(records([{"ns": 100, "flags": ("profiled",)}]))
+    assert (found.step_median_ns, found.profiled_median_ns, found.first_ns) == (100, None, None)
+    nothing = phase_summary(records([]))
+    assert (nothing.steps_per_s, nothing.first_ns, nothing.step_median_ns) == (None, None, None)
