@@ -188,6 +188,12 @@ def test_no_query_reads_another_file(merged, secrets):
             assert "secret\n" not in refused(done)
 
 
+def test_a_file_is_refused_before_anyone_looks_whether_it_is_there(merged, tmp_path):
+    for shape in (shape for shape in SHAPES if "read_" in shape.lower()):
+        sql = shape.format(kind="csv", KIND="CSV", file=tmp_path / "none", folder=tmp_path / "none")
+        refused(run("query", merged, sql), "nothing else")
+
+
 def test_a_source_that_the_words_do_not_give_away_is_refused_by_the_plan(merged, secrets, monkeypatch):
     import chakra_capture.trace.sql as sql
 
