@@ -124,6 +124,7 @@ class _Worker:
 def _serve(pipe: "connection.Connection[RankReport, Job]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     prepare_process(merges=True)
+    gc.freeze()  # what was imported stays: no need to look at it after each rank
     with suppress(EOFError), pipe:
         while True:
             pipe.send(merge_job(pipe.recv()))

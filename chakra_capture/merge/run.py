@@ -141,7 +141,9 @@ def _merge(
 def _merge_locally(jobs: list[Job], workers: int | None, began: Began) -> Iterator[RankReport]:
     count, free = min(workers or os.cpu_count() or 1, len(jobs)), available_bytes()
     notes = {job.rank: _too_large(job, free) for job in jobs if free is not None and job.need_bytes > free}
-    merged = merge_here(jobs, began) if count <= 1 else merge_in_processes(jobs, began, count, free)
+    # One after the other they need no process of their own, unless one may end it for want of memory.
+    is_here = count <= 1 and (len(jobs) <= 1 or not notes)
+    merged = merge_here(jobs, began) if is_here else merge_in_processes(jobs, began, count, free)
     for report in merged:
         note = notes.get(report.rank)
         yield replace(report, notes=(*report.notes, note)) if note else report

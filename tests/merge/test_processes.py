@@ -1,5 +1,6 @@
 """Ranks side by side: never more at once than memory allows, the largest first, and always at least one."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,3 +81,15 @@ def test_rank_larger_than_memory_is_said_and_the_largest_begins_first(
 def test_without_a_known_limit_only_cores_count(tmp_path: Path) -> None:
     made = [replace(job, need_bytes=1 << 60) for job in jobs(tmp_path, 1, 1, 1)]
     assert most_at_once(made, 2, None)[0] == 2
+
+
+def test_one_worker_is_this_process_unless_a_rank_may_end_it_for_want_of_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = recorded(tmp_path, 0, 1)
+    for free, is_here in ((1 << 40, True), (1000, False)):
+        monkeypatch.setattr(run_module, "available_bytes", lambda free=free: free)
+        pids: set[int | None] = set()
+        watch = Watch(began=lambda _, pid, pids=pids: pids.add(pid))
+        merge_run(run, run.merged_dir, MergeOptions(), workers=1, again=True, watch=watch)
+        assert (pids == {os.getpid()}) == is_here
