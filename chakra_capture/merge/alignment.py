@@ -21,8 +21,8 @@ from chakra_capture.merge.run_operations import Group, Operations, read_operatio
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.schema import COLLECTIVES, SCHEMA_VERSION
 
-# Members of process groups and rows that are put together, and written as one row group, at a time.
-_MOST_MEMBERS, _MOST_ROWS = 1 << 22, 1 << 16
+# Rows that are put together, and written as one row group, at a time.
+_MOST_ROWS = 1 << 16
 # Fewer operations may have equal times by chance.
 _FEWEST_COPIED = 3
 
@@ -87,7 +87,7 @@ def align_run(merged_dir: Path, ranks: Mapping[int, Path], facts: RunFacts) -> A
     collectives = _Collectives(operations, matches, role, clocks)
     alignment = _alignment(operations, matches, clocks, facts, set(ranks))
     try:
-        write_table(merged_dir / layout.COLLECTIVES_FILE, collectives.table(), collectives.rows_per_block)
+        write_table(merged_dir / layout.COLLECTIVES_FILE, collectives.table(), _MOST_ROWS)
         write_link(merged_dir / layout.ALIGNMENT_FILE, alignment.as_json())
     except OSError as error:
         raise TraceFileError(
@@ -122,11 +122,8 @@ class _Collectives:
         self, operations: Operations, matches: Matches, role: npt.NDArray[np.int8], clocks: Mapping[int, Clock]
     ) -> None:
         self._matches = matches
-        self._groups = pl.DataFrame(
-            [(group.name, group.members) for group in operations.groups],
-            schema={"process_group": pl.String, "group_ranks": pl.List(pl.Int64)},
-            orient="row",
-        )
+        names = pl.Series("process_group", [group.name for group in operations.groups], dtype=pl.String)
+        self._groups = names.to_frame()
         self._times = _times(matches, role, clocks)
         arrival = self._times["arrival_ns"].fill_null(matches.rows["arrival"]).fill_null(_NEVER).to_numpy()
         when = np.minimum.reduceat(arrival, matches.starts) if len(arrival) else arrival
@@ -140,17 +137,11 @@ class _Collectives:
             first = 0
             while first < len(sizes):
                 before = sizes[first - 1] if first else 0
-                last = max(int(np.searchsorted(sizes, before + self.rows_per_block, side="right")), first + 1)
+                last = max(int(np.searchsorted(sizes, before + _MOST_ROWS, side="right")), first + 1)
                 yield self._block(first, last)
                 first = last
 
         return register_io_source(blocks, schema=COLLECTIVES.schema)
-
-    @property
-    def rows_per_block(self) -> int:
-        """Few, where each names many members."""
-        members = self._groups["group_ranks"].list.len().max()
-        return max(1, min(_MOST_ROWS, _MOST_MEMBERS // (members if isinstance(members, int) and members else 1)))
 
     def _block(self, first: int, last: int) -> pl.DataFrame:
         matches, ops = self._matches, self._order[first:last]

@@ -170,7 +170,8 @@ class CommRows:
                 alone.append(Operation(-1, kernels=[kernel]))
         return alone
 
-    def _issue_key(self, operation: Operation) -> tuple[int, int]:
+    def _issue_key(self, operation: Operation) -> tuple[bool, int, int]:
+        """In order of time; without one in that of the host trace, after the others: there the device trace is cut."""
         columns = self._columns
         row = operation.root
         if row < 0:
@@ -178,9 +179,9 @@ class CommRows:
             launch = int(columns.launch[row])
             row = launch if launch >= 0 else row
         ts = int(columns.ts_ns[row])
-        return ts, row if columns.host is None or ts != MISSING else int(
-            columns.integers("host_id", slice(row, row + 1))[0]
-        )
+        if ts != MISSING:
+            return False, ts, row
+        return True, int(columns.integers("host_id", np.array([row]))[0]), row
 
     def _share_coalesced(self, ordered: list[Operation], markers: set[int]) -> None:
         """Let operations that were issued one by one, and ran in one kernel at the end, share it."""

@@ -183,7 +183,8 @@ COLLECTIVES = Table(
         Column("window", pl.Int32, "recorded window"),
         Column("order", _INT, "how many operations of its group (send, recv: of its two ranks and tag) this rank had "
                "issued before within the window; null where its time is lost"),
-        *_OF_OPERATION,
+        # The members stand in alignment.json: in each row they would be members x members values per operation.
+        *(column for column in _OF_OPERATION if column.name != "group_ranks"),
         Column("num_ranks", _INT, "ranks that take part: members of the group, 2 for send and recv; null: not known"),
         Column("num_found", _INT, "ranks of which it is recorded"),
         Column("step", _INT, "as in nodes"),
