@@ -115,7 +115,7 @@ def student_quantile(degrees: float, confidence: float = _CONFIDENCE) -> float:
     return z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms))
 
 
-def compare_runs(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> Change:
+def compare_runs(first: Sequence[Sequence[float] | Float], second: Sequence[Sequence[float] | Float]) -> Change:
     """Compare several runs a side, which tells a change from what differs between runs of one program.
 
     The statistic of a side is the smallest of its runs' 10th percentiles: what others on the machine do only adds time.

@@ -1,0 +1,255 @@
+"""Two runs side by side: is a step slower, which part of it, on which rank, and is it more than noise?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from chakra_capture.analysis.noise import Change, Verdict, compare_runs, compare_series
+from chakra_capture.annotations import BETWEEN_STEPS, INPUT_WAIT, PHASE_NAMES
+from chakra_capture.trace.phase_records import PhaseRecords, Untimed
+
+SCHEMA_VERSION = 1
+STEP = "step"
+RESIDUAL = "residual"
+# Each is called once per batch; what is timed of it tells how many batches a step takes.
+_PER_BATCH = (INPUT_WAIT, "forward", "backward", "iteration")
+
+Float = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSteps:
+    """The steps of a run that ran as they always do, in ns.
+
+    Attributes:
+        label: what the run is called.
+        ranks: by rank the series of each domain: the step, its phases, the residual.
+        batches: micro-batches of a step; None where nothing tells, or not all steps have as many.
+        world_size: ranks of the job; None where nothing tells.
+        averages: of a run of which only averages are known (a summary of TraceML's); then there are no series.
+        incomplete: why the run is not whole; None if it is.
+    """
+
+    label: str
+    ranks: Mapping[int, Mapping[str, Float]]
+    batches: int | None = None
+    world_size: int | None = None
+    averages: Mapping[str, float] = field(default_factory=dict)
+    incomplete: str | None = None
+
+    def series(self, domain: str) -> Float:
+        """One series of the run: of each step that all ranks have the slowest one's."""
+        found = [series[domain] for series in self.ranks.values() if domain in series]
+        if not found:
+            return np.zeros(0)
+        size = min(len(each) for each in found)
+        return np.asarray(np.max([each[:size] for each in found], axis=0), dtype=np.float64)
+
+    @property
+    def domains(self) -> list[str]:
+        """Domains of any rank, in the order of a step."""
+        known = {name for series in self.ranks.values() for name in series} | set(self.averages)
+        order = [STEP, *PHASE_NAMES, RESIDUAL]
+        return sorted(known, key=lambda name: (order.index(name) if name in order else len(order), name))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One domain of two sides: medians in ns (per batch where the sides are compared so), and the change."""
+
+    domain: str
+    rank: int | None
+    first_ns: float | None
+    second_ns: float | None
+    change: Change
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        values = asdict(self)
+        return {**{key: values[key] for key in ("domain", "rank", "first_ns", "second_ns")}, **values["change"]}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What comparing two sides gave.
+
+    Attributes:
+        verdict: of the step; inconclusive, with the reason, also where the sides cannot be compared.
+        dominant: the part of a step whose median changed most in ns; None without a change.
+        rows: the step first, then its parts; then the step of each rank.
+        per_batch: the sides have steps of different numbers of batches, so all is per batch.
+    """
+
+    labels: tuple[str, str]
+    verdict: Verdict
+    reason: str | None
+    change: float | None
+    dominant: str | None
+    rows: tuple[Row, ...]
+    per_batch: bool
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "labels": list(self.labels),
+            "verdict": str(self.verdict),
+            "reason": self.reason,
+            "change": self.change,
+            "dominant": self.dominant,
+            "per_batch": self.per_batch,
+            "rows": [row.as_json() for row in self.rows],
+            "notes": list(self.notes),
+        }
+
+
+def run_steps(label: str, records: Mapping[int, PhaseRecords], world_size: int | None = None) -> RunSteps:
+    """Gather the series of a run from the phase files of its ranks."""
+    found = {rank: _series(each) for rank, each in records.items()}
+    counts = {batches for _, batches in found.values()}
+    killed = [rank for rank, each in records.items() if not each.is_closed]
+    missing = sorted(set(range(world_size or 0)) - set(records))
+    why = None
+    if killed:
+        why = f"rank {killed[0]} did not finish its phases"
+    elif missing:
+        why = f"rank {missing[0]} of {world_size} is missing"
+    return RunSteps(
+        label,
+        {rank: series for rank, (series, _) in found.items()},
+        counts.pop() if len(counts) == 1 else None,
+        world_size,
+        incomplete=why,
+    )
+
+
+def _series(records: PhaseRecords) -> tuple[dict[str, Float], int | None]:
+    """The step, its phases and the residual of whole steps that are neither profiled nor the first."""
+    steps = records.steps.with_row_index("row").filter(~pl.col("partial") & ~pl.col("profiled") & ~pl.col("first"))
+    rows = steps["row"]
+    phases = records.phases.filter(~pl.col("in_gap") & pl.col("row").is_in(rows.implode()))
+    wide = {name: _of_phase(phases, rows, name) for name in phases["phase"].unique().to_list()}
+    between = sum((wide.pop(name) for name in BETWEEN_STEPS if name in wide), np.zeros(len(rows)))
+    work = steps["dur_ns"].to_numpy().astype(np.float64) - between
+    untimed = Untimed(records)
+    timed = {name: series for name, series in wide.items() if not untimed.mask(name, rows).any()}
+    residual = {RESIDUAL: work - sum(timed.values())} if timed else {}
+    return {STEP: work, **timed, **residual}, _batches(phases, rows)
+
+
+def _of_phase(phases: pl.DataFrame, rows: pl.Series, name: str) -> Float:
+    sums = phases.filter(phase=name).group_by("row").agg(pl.col("dur_ns").sum())
+    joined = rows.to_frame().join(sums, on="row", how="left", maintain_order="left")
+    return joined["dur_ns"].fill_null(0).to_numpy().astype(np.float64)
+
+
+def _batches(phases: pl.DataFrame, rows: pl.Series) -> int | None:
+    """Micro-batches of a step, by how often its phases were called; None if steps differ."""
+    for name in _PER_BATCH:
+        calls = phases.filter(phase=name)["num_calls"]
+        if len(calls) == len(rows) and len(calls) and calls.n_unique() == 1:
+            return int(calls[0])
+    return None
+
+
+def compare(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> Comparison:
+    """Compare two sides of one run, or of several runs each."""
+    sides = (first, second)
+    labels = ", ".join(run.label for run in first), ", ".join(run.label for run in second)
+    per_batch = {run.batches for side in sides for run in side}
+    scales = [[1.0 if len(per_batch) == 1 else 1.0 / (run.batches or 1) for run in side] for side in sides]
+    domains = [name for name in first[0].domains if name in second[0].domains]
+    rows = [_row(name, sides, scales) for name in domains]
+    refusal = _refusal(sides, per_batch)
+    whole = next((row.change for row in rows if row.domain == STEP), Change(Verdict.inconclusive, None))
+    if refusal is None and not rows:
+        refusal = "the sides have no step time in common"
+    dominant = _dominant(rows) if whole.verdict in (Verdict.slower, Verdict.faster) else None
+    return Comparison(
+        labels=labels,
+        verdict=Verdict.inconclusive if refusal else whole.verdict,
+        reason=refusal or whole.reason,
+        change=whole.change,
+        dominant=dominant,
+        rows=(*rows, *_rank_rows(sides, scales)),
+        per_batch=len(per_batch) > 1 and None not in per_batch,
+        notes=tuple(_notes(sides)),
+    )
+
+
+def _row(domain: str, sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], scales: list[list[float]]) -> Row:
+    series = [
+        [run.series(domain) * scale for run, scale in zip(side, of_side, strict=True)]
+        for side, of_side in zip(sides, scales, strict=True)
+    ]
+    medians = [_median(each) for each in series]
+    if any(not any(len(run) for run in side) for side in series):
+        medians = [medians[at] if medians[at] is not None else _average(sides[at], domain, scales[at]) for at in (0, 1)]
+        return Row(domain, None, medians[0], medians[1], _of_averages(medians[0], medians[1]))
+    if not medians[0] or medians[1] is None:
+        return Row(domain, None, medians[0], medians[1], Change(Verdict.inconclusive, None, reason="no time before"))
+    return Row(domain, None, medians[0], medians[1], compare_runs(series[0], series[1]))
+
+
+def _median(runs: list[Float]) -> float | None:
+    found = [float(np.median(run)) for run in runs if len(run)]
+    return float(np.median(found)) if found else None
+
+
+def _average(side: Sequence[RunSteps], domain: str, scales: list[float]) -> float | None:
+    found = [run.averages[domain] * s for run, s in zip(side, scales, strict=True) if domain in run.averages]
+    return float(np.median(found)) if found else None
+
+
+def _of_averages(first: float | None, second: float | None) -> Change:
+    if not first or second is None:
+        return Change(Verdict.inconclusive, None, reason="not measured on both sides")
+    reason = "averages alone do not tell a change from noise"
+    return Change(Verdict.inconclusive, second / first - 1, reason=reason)
+
+
+def _refusal(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], per_batch: set[int | None]) -> str | None:
+    """Why the sides must not be judged, whatever their times are."""
+    sizes = {run.world_size for side in sides for run in side if run.world_size is not None}
+    if len(sizes) > 1:
+        return f"the world sizes differ: {' and '.join(str(size) for size in sorted(sizes))}"
+    incomplete = [f"{run.label}: {run.incomplete}" for side in sides for run in side if run.incomplete]
+    if incomplete:
+        return incomplete[0]
+    if len(per_batch) > 1 and None in per_batch:
+        return "how many batches a step takes is known of some runs only, and may differ"
+    return None
+
+
+def _rank_rows(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], scales: list[list[float]]) -> list[Row]:
+    """The step of each rank that both sides have, where there are several."""
+    if any(len(side) > 1 for side in sides):
+        return []
+    first, second = sides[0][0], sides[1][0]
+    common = sorted(set(first.ranks) & set(second.ranks))
+    rows = []
+    for rank in common if len(common) > 1 else []:
+        own = [run.ranks[rank][STEP] * scale[0] for run, scale in zip((first, second), scales, strict=True)]
+        rows.append(Row(STEP, rank, _median([own[0]]), _median([own[1]]), compare_series(own[0], own[1])))
+    return rows
+
+
+def _dominant(rows: list[Row]) -> str | None:
+    parts = [row for row in rows if row.domain != STEP and row.first_ns is not None and row.second_ns is not None]
+    whole = next(row for row in rows if row.domain == STEP)
+    sign = 1 if (whole.second_ns or 0) >= (whole.first_ns or 0) else -1
+    moved = {row.domain: sign * ((row.second_ns or 0) - (row.first_ns or 0)) for row in parts}
+    largest = max(moved, key=lambda name: moved[name], default=None)
+    return largest if largest is not None and moved[largest] > 0 else None
+
+
+def _notes(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]]) -> list[str]:
+    only = [set(sides[at][0].domains) - set(sides[1 - at][0].domains) for at in (0, 1)]
+    return [
+        f"measured of {sides[at][0].label} alone: {', '.join(sorted(names))}" for at, names in enumerate(only) if names
+    ]

@@ -1,0 +1,215 @@
+"""``chakra-capture compare``: did a change make training slower?"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from chakra_capture import layout
+from chakra_capture.cli.output import (
+    EXIT_OK,
+    UsageError,
+    console,
+    duration,
+    make_table,
+    plain,
+    print_json,
+)
+from chakra_capture.errors import TraceFileError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from chakra_capture.analysis.compare import Comparison, RunSteps
+
+EXIT_INCONCLUSIVE = 3
+EXIT_REGRESSION = 4
+_JSON_NAME, _TEXT_NAME = "compare.json", "compare.txt"
+# Of TraceML's summaries: its averages in ms by our names.
+_TRACEML = {
+    "step_time_ms": "step",
+    "input_wait_ms": "input_wait",
+    "h2d_ms": "h2d",
+    "forward_ms": "forward",
+    "backward_ms": "backward",
+    "optimizer_ms": "optimizer",
+    "residual_ms": "residual",
+}
+
+
+def compare(
+    first: Path | None = None,
+    second: Path | None = None,
+    /,
+    *,
+    runs: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    vs: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
+    max_regression: float | None = None,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Compare the step times of two runs: slower, faster, the same, or not to be told from noise.
+
+    A and B are folders of runs (their phase files), or final_summary.json of TraceML, of which averages
+    alone are known. Steps under the profiler and the first of a training are left out. Steps of one run
+    are not independent, so a change counts only beyond an interval that their correlation widens, and
+    from 3 % on; the same means that the whole interval lies within 5 %. On a shared machine identical
+    runs differ by more than any of that: give several runs a side, three or five, run in turns.
+
+    Exit status: 0, 3 where it cannot be told (also if world sizes differ or a run is not whole), 4 if the
+    step is slower by more than --max-regression percent.
+
+    Examples:
+        chakra-capture compare before/ after/
+        chakra-capture compare --runs a1 a2 a3 --vs b1 b2 b3 --max-regression 5 -o report/
+
+    Parameters
+    ----------
+    first
+        Run A.
+    second
+        Run B, which is judged.
+    runs
+        Several runs of side A.
+    vs
+        Several runs of side B.
+    max_regression
+        Largest slowdown that passes, in percent.
+    output
+        Folder for compare.json and compare.txt.
+    json
+        Print JSON.
+    """
+    from chakra_capture.analysis.compare import compare as compare_sides
+
+    sides = _sides(first, second, runs, vs)
+    if max_regression is not None and not 0 <= max_regression < float("inf"):
+        raise UsageError(f"--max-regression {max_regression} is no percentage. Give 0 or more.")
+    result = compare_sides(*([_read(path) for path in side] for side in sides))
+    if output is not None:
+        _write(output, result)
+    if json:
+        print_json(result.as_json())
+    else:
+        _print(console(), result)
+    return _exit_status(result, max_regression)
+
+
+def _sides(
+    first: Path | None, second: Path | None, runs: list[Path] | None, vs: list[Path] | None
+) -> tuple[list[Path], list[Path]]:
+    if runs or vs:
+        if first is not None or not runs or not vs:
+            raise UsageError("give either two runs A B, or --runs A1 A2 ... --vs B1 B2 ...")
+        return runs, vs
+    if first is None or second is None:
+        raise UsageError("nothing to compare: give two runs A B, or --runs A1 A2 ... --vs B1 B2 ...")
+    return [first], [second]
+
+
+def _read(path: Path) -> "RunSteps":
+    from chakra_capture.analysis.compare import run_steps
+    from chakra_capture.trace.discovery import find_run
+    from chakra_capture.trace.phase_records import read_phases
+
+    if path.is_file():
+        return _of_summary(path)
+    if (path / layout.SUMMARY_FILE).is_file() and not list(path.glob(f"*_{layout.PHASES_FOLDER}")):
+        return _of_summary(path / layout.SUMMARY_FILE)
+    run = find_run(path)
+    if not run.phase_files:
+        raise TraceFileError(
+            f"{path} has no step phases to compare. Record with phases on (the default), or give final_summary.json."
+        )
+    sizes = [head.world_size for head in run.manifests.values() if head.world_size]
+    records = {rank: read_phases(file) for rank, file in run.phase_files.items()}
+    return run_steps(str(path), records, max(sizes, default=None))
+
+
+def _of_summary(path: Path) -> "RunSteps":
+    import msgspec
+
+    from chakra_capture.analysis.compare import RunSteps
+
+    class Global(msgspec.Struct):
+        average: dict[str, float | None]
+
+    class Section(msgspec.Struct):
+        overall: Global = msgspec.field(name="global")
+
+    class Meta(msgspec.Struct):
+        world_size: int | None = None
+
+    class Summary(msgspec.Struct):
+        step_time: Section
+        meta: Meta = msgspec.field(default_factory=Meta)
+
+    try:
+        summary = msgspec.json.decode(path.read_bytes(), type=Summary)
+    except (OSError, msgspec.DecodeError, RecursionError) as error:
+        raise TraceFileError(
+            f"{path} is no summary of step times ({error}). Give final_summary.json, or the folder of a run."
+        ) from error
+    found = summary.step_time.overall.average
+    averages = {ours: value * 1e6 for name, ours in _TRACEML.items() if (value := found.get(name)) is not None}
+    return RunSteps(str(path), {}, world_size=summary.meta.world_size, averages=averages)
+
+
+def _write(folder: Path, result: "Comparison") -> None:
+    import json as json_text
+
+    from rich.console import Console
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _JSON_NAME).write_text(json_text.dumps(result.as_json(), indent=2, allow_nan=False) + "\n")
+        with (folder / _TEXT_NAME).open("w", encoding="utf-8") as file:
+            _print(Console(file=file, width=80, highlight=False, markup=False, emoji=False), result)
+    except OSError as error:
+        raise TraceFileError(
+            f"{folder} cannot be written: {error.strerror or error}. Give a writable folder with -o."
+        ) from error
+
+
+def _exit_status(result: "Comparison", max_regression: float | None) -> int:
+    if result.verdict == "inconclusive":
+        return EXIT_INCONCLUSIVE
+    limit = None if max_regression is None else max_regression / 100
+    if limit is not None and result.verdict == "slower" and (result.change or 0.0) > limit:
+        return EXIT_REGRESSION
+    return EXIT_OK
+
+
+def _print(out: "Console", result: "Comparison") -> None:
+    out.print(plain(f"A  {result.labels[0]}"), soft_wrap=True)
+    out.print(plain(f"B  {result.labels[1]}"), soft_wrap=True)
+    out.print()
+    table = make_table(
+        "Median of a batch" if result.per_batch else "Median of a step", "", "A", "B", "change", "95 %", ""
+    )
+    table.columns[0].justify = table.columns[5].justify = "left"
+    for row in result.rows:
+        name = row.domain if row.rank is None else f"rank {row.rank}"
+        table.add_row(plain(name)[:16], duration(row.first_ns), duration(row.second_ns), *_change(row.change))
+    out.print(table)
+    for note in result.notes:
+        out.print(plain(f"note: {note}"))
+    out.print()
+    out.print(plain(_sentence(result)), soft_wrap=True)
+
+
+def _change(change: Any) -> tuple[str, str, str]:
+    if change.change is None:
+        return "-", "-", "not measured"
+    interval = "-" if change.low is None else f"{100 * change.low:+.1f} to {100 * change.high:+.1f}"
+    return f"{100 * change.change:+.1f} %", interval, str(change.verdict)
+
+
+def _sentence(result: "Comparison") -> str:
+    """The verdict in words."""
+    if result.verdict == "inconclusive":
+        return f"inconclusive: {result.reason or 'not measured on both sides'}"
+    if result.verdict == "same":
+        return "B is as fast as A"
+    mostly = f", mostly {result.dominant}" if result.dominant else ""
+    return f"B is {result.verdict} by {abs(100 * (result.change or 0.0)):.1f} %{mostly}"

@@ -1,0 +1,178 @@
+"""``compare``: verdicts, what they rest on, what refuses one, exit states and artifacts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import refused, run
+
+STEPS = 60
+
+
+def write(
+    folder: Path, *, forward: float = 30_000, other: float = 10_000, rank: int = 0, world_size: int = 1, calls: int = 1,
+    steps: int = STEPS, closed: bool = True, seed: int = 0
+) -> Path:  # fmt: skip
+    """A run whose steps are forward and a rest, a little noisy; the first and a profiled one are far off."""
+    rng = np.random.default_rng(seed + rank)
+    lines: list[dict[str, Any]] = [
+        {"kind": "open", "run_id": "r", "rank": rank, "world_size": world_size},
+        {"kind": "measures", "phases": {"forward": None, "h2d": "no device"}},
+    ]
+    for number in range(steps):
+        noise = float(np.exp(rng.normal(0, 0.01)))
+        own, rest = int(forward * noise * calls), int(other * noise * calls)
+        line: dict[str, Any] = {"kind": "step", "step": number, "begin_ns": 0, "ns": own + rest + 500}
+        line |= {"phases": {"forward": [own, calls], "checkpoint": [500, 1]}, "gap": {"ns": 1000, "phases": {}}}
+        if number < 2:
+            line |= {"ns": 9_000_000, "flags": ["first" if number == 0 else "profiled"]}
+        lines.append(line)
+    if closed:
+        lines.append({"kind": "close", "gap": None})
+    path = folder / "0_phases" / f"rank-{rank}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    manifest = folder / "0_run" / f"rank-{rank}.json"
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    manifest.write_text(json.dumps({"world_size": world_size, "rank": rank}))
+    return folder
+
+
+def result(*args: object) -> dict[str, Any]:
+    done = run("compare", *args, "--json")
+    assert done.err == ""
+    return json.loads(done.out)  # type: ignore[no-any-return]
+
+
+def test_C1_slower_step_is_named_with_its_part_and_the_change_is_b_against_a(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", forward=36_000, seed=7)
+    found = result(a, b)
+    assert (found["verdict"], found["dominant"]) == ("slower", "forward")
+    assert found["change"] == pytest.approx(0.15, abs=0.01)  # 46 against 40
+    rows = {row["domain"]: row for row in found["rows"]}
+    assert list(rows) == ["step", "forward", "residual"]
+    assert rows["forward"]["change"] == pytest.approx(0.2, abs=0.01)
+    assert rows["residual"]["verdict"] == "same"
+    assert rows["step"]["first_ns"] == pytest.approx(40_000, rel=0.01)  # without the first, the profiled, checkpoints
+    assert rows["step"]["low"] < found["change"] < rows["step"]["high"]
+    assert result(b, a)["verdict"] == "faster"
+
+
+def test_C2_runs_on_a_cpu_have_a_verdict(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", seed=7)
+    assert result(a, b)["verdict"] == "same"
+    shown = run("compare", a, b)
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.rstrip().endswith("B is as fast as A")
+    assert max(map(len, shown.out.splitlines()[2:])) <= 80
+
+
+def test_C3_what_is_no_run_ends_in_one_sentence(tmp_path: Path) -> None:
+    a = write(tmp_path / "a")
+    (tmp_path / "x.json").write_text('{"meta": {}}')
+    refused(run("compare", a, tmp_path / "x.json"), "x.json is no summary of step times", "final_summary.json")
+    refused(run("compare", a, tmp_path / "none"), "does not exist")
+    (tmp_path / "empty").mkdir()
+    refused(run("compare", a, tmp_path / "empty"), "holds no traces")
+    usage = run("compare", a)
+    assert (usage.code, "give two runs A B" in usage.err) == (2, True)
+    assert run("compare", a, a, "--runs", a, "--vs", a).code == 2
+    assert run("compare", a, a, "--max-regression", "-1").code == 2
+
+
+@pytest.mark.parametrize(
+    ("forward", "limit", "code"),
+    [(36_000, None, 0), (36_000, "10", 4), (36_000, "20", 0), (30_000, "5", 0), (20_000, "5", 0)],
+)
+def test_C4_gate_passes_and_fails_and_writes_its_artifacts_first(
+    forward: int, limit: str | None, code: int, tmp_path: Path
+) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", forward=forward, seed=7)
+    gate = [] if limit is None else ["--max-regression", limit]
+    done = run("compare", a, b, *gate, "-o", tmp_path / "out")
+    assert (done.code, done.err) == (code, "")
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == result(a, b)
+    assert (tmp_path / "out" / "compare.txt").read_text() == done.out
+
+
+def test_C4_unequal_world_sizes_and_runs_that_are_not_whole_are_inconclusive(tmp_path: Path) -> None:
+    a = write(tmp_path / "a")
+    two = write(write(tmp_path / "two", world_size=2), world_size=2, rank=1)
+    killed = write(tmp_path / "killed", closed=False)
+    missing = write(tmp_path / "missing", world_size=2)
+    for other, reason in ((two, "world sizes differ: 1 and 2"), (killed, "did not finish"), (missing, "1 and 2")):
+        done = run("compare", a, other, "--max-regression", "5", "--json")
+        assert (done.code, done.err) == (3, "")
+        assert reason in json.loads(done.out)["reason"]
+    assert "rank 1 of 2 is missing" in result(two, missing)["reason"]
+
+
+def test_C5_steps_of_other_numbers_of_batches_are_compared_per_batch(tmp_path: Path) -> None:
+    one, three = write(tmp_path / "one"), write(tmp_path / "three", calls=3, seed=7)
+    found = result(one, three)
+    assert (found["verdict"], found["per_batch"]) == ("same", True)
+    assert found["rows"][0]["second_ns"] == pytest.approx(40_000, rel=0.01)
+    assert "Median of a batch" in run("compare", one, three).out
+
+
+def test_C5_unknown_number_of_batches_refuses_the_verdict(tmp_path: Path) -> None:
+    known, odd = write(tmp_path / "known"), write(tmp_path / "odd")
+    path = odd / "0_phases" / "rank-0.jsonl"
+    path.write_text(
+        path.read_text()
+        .replace('"forward": [', '"forward": [', 1)
+        .replace(', 1], "checkpoint"', ', 2], "checkpoint"', 5)
+    )
+    found = result(known, odd)
+    assert found["verdict"] == "inconclusive"
+    assert "how many batches a step takes" in found["reason"]
+
+
+def test_several_runs_a_side_are_one_comparison(tmp_path: Path) -> None:
+    firsts = [write(tmp_path / f"a{n}", seed=n) for n in range(3)]
+    seconds = [write(tmp_path / f"b{n}", forward=40_000, seed=10 + n) for n in range(3)]
+    found = result("--runs", *firsts, "--vs", *seconds)
+    assert (found["verdict"], found["dominant"]) == ("slower", "forward")
+    assert found["change"] == pytest.approx(0.25, abs=0.02)
+    two = run("compare", "--runs", *firsts[:2], "--vs", *seconds[:2], "--json")
+    assert (two.code, "too few" in json.loads(two.out)["reason"]) == (3, True)
+
+
+def test_ranks_have_rows_of_their_own_and_the_step_is_the_slowest_ranks(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    for rank in (0, 1):
+        write(a, rank=rank, world_size=2)
+        write(b, rank=rank, world_size=2, other=20_000 if rank else 10_000, seed=7)
+    found = result(a, b)
+    by_rank = {row["rank"]: row["verdict"] for row in found["rows"] if row["rank"] is not None}
+    assert by_rank == {0: "same", 1: "slower"}
+    assert (found["verdict"], found["dominant"]) == ("slower", "residual")
+
+
+def test_ranks_of_different_length_are_compared_over_the_steps_that_all_have(tmp_path: Path) -> None:
+    a = write(write(tmp_path / "a", world_size=2), rank=1, world_size=2, steps=40)
+    assert result(a, a)["verdict"] == "same"
+
+
+def test_summaries_of_averages_state_the_change_and_no_verdict(tmp_path: Path) -> None:
+    def summary(path: Path, **average: float | None) -> Path:
+        content = {"schema_version": 1.9, "meta": {"world_size": 1}, "step_time": {"global": {"average": average}}}
+        path.write_text(json.dumps(content))
+        return path
+
+    a = summary(tmp_path / "a.json", step_time_ms=0.04, forward_ms=0.03, h2d_ms=None)
+    b = summary(tmp_path / "b.json", step_time_ms=0.05, forward_ms=0.04, h2d_ms=None)
+    found = result(a, b)
+    assert (found["verdict"], found["reason"]) == ("inconclusive", "averages alone do not tell a change from noise")
+    assert {row["domain"]: row["change"] for row in found["rows"]} == pytest.approx({"step": 0.25, "forward": 1 / 3})
+    mixed = result(write(tmp_path / "run"), b)
+    assert mixed["rows"][0]["change"] == pytest.approx(0.25, abs=0.01)
+
+
+def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", seed=7)
+    path = b / "0_phases" / "rank-0.jsonl"
+    path.write_text(path.read_text() + '{"kind": "st')
+    assert result(a, b)["verdict"] == "same"
