@@ -144,7 +144,11 @@ class ChakraProfileConfig:
     all_threads: bool = _setting(True, boolean, "record operators of all threads, not only of the training thread")
     sync_events: bool = _setting(True, boolean, "record CUDA synchronisation events")
     phases: bool = _setting(True, boolean, "time the phases of every step")
-    live: bool = _setting(False, boolean, "one plain-text line during training")
+    live: bool = _setting(
+        False,
+        boolean,
+        "one plain-text line during training, on rank 0 and on a terminal: step time, phases, what that says",
+    )
     log_to_logger: bool = _setting(False, boolean, "headline numbers to the logger of the framework")
     replay_data: bool = _setting(False, boolean, "record data for et_replay; this stores training data")
     validation: Validation = _setting(

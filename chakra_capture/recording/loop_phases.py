@@ -15,6 +15,7 @@ from chakra_capture.config import DISABLED_VARIABLE, is_switched_off
 from chakra_capture.errors import RecordingError
 from chakra_capture.recording import registry
 from chakra_capture.recording.device_clock import device_clock
+from chakra_capture.recording.live_line import LiveLine
 from chakra_capture.recording.run import Run
 from chakra_capture.recording.step_phases import StepPhases
 
@@ -42,16 +43,17 @@ class LoopPhases:
         self._environ: Any = os.environ if raw is None else raw
         self._switch: Any = DISABLED_VARIABLE if raw is None else os.environ.encodekey(DISABLED_VARIABLE)
 
-    def open(self, run: Run, max_steps: int | None) -> None:
-        """Begin to record."""
+    def open(self, run: Run, max_steps: int | None, *, is_live: bool = False) -> None:
+        """Begin to record; ``is_live`` shows a line on the terminal meanwhile."""
         path, goes_on = run.paths.phases_file(run.manifest.rank), run.has_phases
         if run.is_timing:
             _say_once(run, _TWO_AT_ONCE.format(path=path))
             return
         run.has_phases = run.is_timing = True
         self._run, device = run, device_clock()
+        live = LiveLine.on_terminal(run.manifest.rank) if is_live else None
         self.steps = run.disk.do(
-            lambda: StepPhases(path, run.manifest, max_steps=max_steps, goes_on=goes_on, device=device)
+            lambda: StepPhases(path, run.manifest, max_steps=max_steps, goes_on=goes_on, device=device, live=live)
         )
 
     def hook(self, name: str, install: Callable[[], Callable[[], None]]) -> None:

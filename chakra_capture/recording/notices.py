@@ -32,6 +32,6 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
 
 def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
     """Name the settings that were changed but belong to parts that do not exist yet."""
-    names = [name for name in ("live", "log_to_logger") if getattr(settings, name)]
+    names = [name for name in ("log_to_logger",) if getattr(settings, name)]
     names += ["trigger"] if settings.trigger != TriggerConfig() else []
     return names

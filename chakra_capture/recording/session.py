@@ -408,7 +408,7 @@ class Session:
         self._run, self._cycles = run, Cycles(settings, run)
         self._is_faulty = False
         if settings.phases:
-            self._timed(self._phases.open, run, settings.max_recorded_steps)
+            self._timed(lambda: self._phases.open(run, settings.max_recorded_steps, is_live=settings.live))
         if ranks.rank == 0:
             warn_of_what_will_not_be(settings, ranks)
         if self._records and self._cycles.is_planned:

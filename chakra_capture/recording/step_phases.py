@@ -23,6 +23,7 @@ from typing import Any
 from chakra_capture.annotations import FIRST, PARTIAL, WHOLE_STEP
 from chakra_capture.layout import part_path
 from chakra_capture.recording.journal import Journal
+from chakra_capture.recording.live_line import LiveLine
 from chakra_capture.recording.manifest import ClockAnchor, Manifest
 from chakra_capture.recording.phase_file import PhaseFile
 from chakra_capture.recording.spans import DeviceClock, Spans, Stretch, Total
@@ -41,6 +42,7 @@ class StepPhases:
         goes_on: an earlier fit of this run has begun the file.
         max_steps: stop after so many steps.
         device: times phases on the device, too.
+        live: shows what the steps take.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class StepPhases:
         goes_on: bool = False,
         max_steps: int | None = None,
         device: DeviceClock | None = None,
+        live: LiveLine | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._path, self._device, self._clock = path, device, clock
+        self._path, self._device, self._live, self._clock = path, device, live, clock
         part = part_path(path)
         if goes_on and path.exists():
             os.replace(path, part)
@@ -131,6 +134,8 @@ class StepPhases:
         if not self._is_measures_said:
             self._say_measures()
         number, flags, memory = note
+        if self._live is not None:
+            self._live.add(number, done)
         ended = _Ended(number, done, gap, flags, memory)
         self._gap = None
         if done.marks or self._pending:
@@ -183,6 +188,8 @@ class StepPhases:
             OSError: it cannot be written.
         """
         self.sum_up()
+        if self._live is not None:
+            self._live.draw()
         self._file.flush()
 
     def close(self) -> None:
@@ -204,6 +211,8 @@ class StepPhases:
         self._add({"kind": "close", **_anchor(), "gap": gap, **lost})
         file.close()
         os.replace(file.path, self._path)
+        if self._live is not None:
+            self._live.close()
 
     def abandon(self) -> None:
         """Leave the file under its working name as it is: what was not written is lost."""

@@ -378,11 +378,12 @@ def test_copy_of_a_session_is_inert_and_leaves_the_recording_alone(tmp_path, dup
 
 
 def test_settings_of_later_versions_are_named_once(tmp_path, log):
-    with capture(settings(tmp_path, 1, 1, live=True, trigger={"signal": "SIGUSR1"})) as session:
+    with capture(settings(tmp_path, 1, 1, log_to_logger=True, trigger={"signal": "SIGUSR1"})) as session:
         train(session, 3)
 
     assert messages(log, logging.WARNING) == [
-        f"chakra_profile.{name} has no effect in this version of chakra-capture." for name in ("live", "trigger")
+        f"chakra_profile.{name} has no effect in this version of chakra-capture."
+        for name in ("log_to_logger", "trigger")
     ]
 
 
