@@ -1,6 +1,7 @@
 """What a run recorded and how good it is: the numbers behind ``summary``."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,11 +9,13 @@ import polars as pl
 
 from chakra_capture.analysis.communication import communication_summary
 from chakra_capture.analysis.device import device_time
+from chakra_capture.analysis.diagnosis import Diagnosis, diagnose_series
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
 from chakra_capture.analysis.phase_times import mean_phase_times, phase_times
 from chakra_capture.analysis.phases import PhaseSummary
 from chakra_capture.analysis.shares import share_of
+from chakra_capture.analysis.step_series import StepSeries
 from chakra_capture.analysis.steps import step_summary
 from chakra_capture.analysis.stragglers import Stragglers, find_stragglers
 from chakra_capture.trace.discovery import ManifestHead, Run
@@ -59,6 +62,7 @@ class Overview:
         phase_times: mean over the recorded steps and ranks shown of what phase_times finds.
         communication: communication_summary of the ranks shown; None where their operations were not matched.
         stragglers: which ranks the others wait for; None for one rank, and where nothing was matched.
+        diagnosis: of all ranks that recorded phases; None if none did.
     """
 
     job: str
@@ -72,6 +76,7 @@ class Overview:
     phase_times: pl.DataFrame
     communication: pl.DataFrame | None
     stragglers: Stragglers | None
+    diagnosis: Diagnosis | None
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -89,17 +94,21 @@ class Overview:
             "phase_times": self.phase_times.to_dicts(),
             "communication": None if self.communication is None else self.communication.to_dicts(),
             "stragglers": None if self.stragglers is None else self.stragglers.as_json(),
+            "diagnosis": None if self.diagnosis is None else self.diagnosis.as_json(),
             "notes": list(self.notes),
         }
 
 
-def overview(run: Run, traces: list[MergedTrace], phases: dict[int, PhaseSummary]) -> Overview:
+def overview(
+    run: Run, traces: list[MergedTrace], phases: dict[int, PhaseSummary], series: Sequence[StepSeries]
+) -> Overview:
     """Sum up a run.
 
     Args:
         run: where it lies; its manifests say what was asked for.
         traces: the merged ranks to show; none, of a run that recorded phases alone.
         phases: of the ranks to show that have any.
+        series: the steps of all ranks that have any: what is wrong with one is a question about all of them.
     """
     ranks = tuple(_rank(trace) for trace in traces)
     world_size = _world_size(run, traces)
@@ -131,6 +140,7 @@ def overview(run: Run, traces: list[MergedTrace], phases: dict[int, PhaseSummary
         phase_times=mean_phase_times([phase_times(trace) for trace in traces]),
         communication=communication,
         stragglers=stragglers,
+        diagnosis=diagnose_series(series, stragglers) if series else None,
         notes=tuple(_notes(run, shown or set(phases), world_size)),
     )
 

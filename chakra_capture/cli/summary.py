@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from chakra_capture import layout
 from chakra_capture.cli.communication_table import print_communication
+from chakra_capture.cli.findings import print_findings
 from chakra_capture.cli.output import (
     EXIT_OK,
     console,
@@ -59,6 +60,8 @@ def summary(
     Communication is that of all ranks together: of each operation the time until the last rank it needs had arrived
     (waiting), and after that (transfer); bus bandwidth as in NCCL's tests. The rank that the others wait for is named
     only if it is late in nearly every step, by much, and chance does not explain it.
+    The last lines say what is wrong, most important first, and what to do next: from the steps outside the profiler,
+    of all ranks; nothing that takes less than 10 % of a step (or of the wall time, between steps) is wrong.
     What a run did not record is shown as "not measured", never as 0.
 
     Examples:
@@ -78,6 +81,7 @@ def summary(
     json
         Print JSON.
     """
+    from chakra_capture.analysis.diagnosis import series_of
     from chakra_capture.analysis.overview import overview
     from chakra_capture.analysis.phases import phase_summary
     from chakra_capture.trace.discovery import find_run
@@ -90,9 +94,12 @@ def summary(
     known = sorted({*merged, *run.phase_files})
     if rank is not None and rank not in known:
         raise TraceFileError(f"{path} has no merged rank {rank}; it has {number_ranges(known)}. Name one of them.")
-    phases = {
-        number: phase_summary(read_phases(file)) for number, file in run.phase_files.items() if rank in (None, number)
-    }
+    phases, series = {}, []
+    for number, file in run.phase_files.items():
+        records = read_phases(file)
+        series.append(series_of(number, records, len(run.phase_files)))
+        if rank in (None, number):
+            phases[number] = phase_summary(records)
     if not merged and not run.ranks and not phases:
         raise TraceFileError(run.why_empty)
     if not merged and run.ranks:
@@ -100,7 +107,7 @@ def summary(
             f"no rank of {path} could be merged. See the messages above, or run: chakra-capture merge {path}"
         )
     shown = [number for number in merged if rank in (None, number)]
-    result = overview(run, [MergedTrace(number, merged[number]) for number in shown], phases)
+    result = overview(run, [MergedTrace(number, merged[number]) for number in shown], phases, series)
     if json:
         print_json(result.as_json())
     else:
@@ -139,6 +146,8 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
         for note in rank.notes:
             out.print(plain(f"note: rank {rank.rank}: {note}"))
+    if result.diagnosis is not None:
+        print_findings(out, result.diagnosis)
 
 
 def _print_head(out: "Console", result: "Overview") -> None:

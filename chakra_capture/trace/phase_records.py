@@ -55,6 +55,15 @@ PHASES_SCHEMA = pl.Schema(
         "device_ns": pl.Int64,
     }
 )
+MEMORY_SCHEMA = pl.Schema(
+    {
+        "row": pl.UInt32,
+        "allocated_bytes": pl.Int64,
+        "peak_allocated_bytes": pl.Int64,
+        "peak_reserved_bytes": pl.Int64,
+        "capacity_bytes": pl.Int64,
+    }
+)
 
 
 class _Line(msgspec.Struct, tag_field="kind"):
@@ -81,6 +90,13 @@ class _Gap(msgspec.Struct):
     phases: _Phases
 
 
+class _DeviceMemory(msgspec.Struct):
+    allocated_bytes: _Amount | None = None
+    peak_allocated_bytes: _Amount | None = None
+    peak_reserved_bytes: _Amount | None = None
+    capacity_bytes: _Amount | None = None
+
+
 class _Step(_Line, tag="step"):
     step: _Count
     begin_ns: _Count
@@ -90,6 +106,7 @@ class _Step(_Line, tag="step"):
     flags: list[str] = msgspec.field(default_factory=list)
     device_ns: dict[str, _Count] | None = None
     rss_bytes: _Amount | None = None
+    device_bytes: _DeviceMemory | None = None
 
 
 class _Dropped(_Line, tag="dropped"):
@@ -118,6 +135,7 @@ class PhaseRecords:
         steps: one row per step, in the order they ended (``STEPS_SCHEMA``); ``fit`` counts trainings of the
             process, ``ts_ns`` is the begin on the Unix clock as it stood when the training or its window began.
         phases: one row per phase of a step, or of the time before it (``in_gap``); ``row`` is the step's row.
+        memory: of the device, one row per step that says it (``MEMORY_SCHEMA``); peaks: since the process began.
         measured: (fit, row, phase, None or why it is not measured) from that row of ``steps`` to the end of its fit, or
             until more is said of the phase.
         dropped: (step, batches, why) of batches whose gradients came to nothing; the first batches, and how many.
@@ -131,6 +149,7 @@ class PhaseRecords:
     world_size: int | None = None
     steps: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=STEPS_SCHEMA))
     phases: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=PHASES_SCHEMA))
+    memory: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=MEMORY_SCHEMA))
     measured: list[tuple[int, int, str, str | None]] = field(default_factory=list)
     dropped: list[tuple[int, tuple[int, ...], int, str]] = field(default_factory=list)
     is_closed: bool = False
@@ -198,7 +217,7 @@ def read_phases(path: Path) -> PhaseRecords:
         raise TraceFileError(
             f"{path} cannot be read: {fault.strerror or fault}. Give the trace_dir of a run that recorded phases."
         ) from fault
-    records.steps, records.phases = rows.steps.table(), rows.phases.table()
+    records.steps, records.phases, records.memory = rows.steps.table(), rows.phases.table(), rows.memory.table()
     return records
 
 
@@ -271,7 +290,7 @@ class _Rows:
         self._offset_ns: int | None = None
         self._names: set[str] = set()
         self._measured: dict[str, str | None] = {}
-        self.steps, self.phases = _Table(STEPS_SCHEMA), _Table(PHASES_SCHEMA)
+        self.steps, self.phases, self.memory = _Table(STEPS_SCHEMA), _Table(PHASES_SCHEMA), _Table(MEMORY_SCHEMA)
 
     def check(self, line: _Line) -> None:
         """Refuse a line that the training half cannot have written.
@@ -319,6 +338,8 @@ class _Rows:
         whole = device.get(WHOLE_STEP)
         ts = None if self._offset_ns is None else line.begin_ns + self._offset_ns
         self.steps.add(self._fit, line.step, line.begin_ns, ts, line.ns, gap_ns, *flags, line.rss_bytes, whole)
+        if (memory := line.device_bytes) is not None:
+            self.memory.add(row, *(getattr(memory, name) for name in memory.__struct_fields__))
         for name, (ns, calls) in line.phases.items():
             self.phases.add(row, False, name, ns, calls, device.get(name))
         for name, (ns, calls) in line.gap.phases.items() if line.gap is not None else ():

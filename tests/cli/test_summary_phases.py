@@ -54,8 +54,72 @@ a step takes 80.00 us (median 80.00 us) without what comes between its batches
 10000.00 steps per second
 the first step took 80.00 us
 not in these times: 1 step first of a training
-h2d is not measured: no device to copy to"""
+h2d is not measured: no device to copy to
+
+
+What is wrong (from 2 steps)
+1 warn Validation takes 15.0 % of the time of training.
+       Next: Validate less often, or on fewer batches."""
     )
+
+
+def test_run_without_a_bottleneck_says_so_and_ends_with_what_to_do_next(tmp_path):
+    parts = {"input_wait": [2_000, 1], "forward": [40_000, 1], "backward": [32_000, 1], "optimizer": [4_000, 1]}
+    write(tmp_path, *(step(number, phases=parts, gap=None) for number in range(30)), {"kind": "close"})
+    assert shown(run("summary", tmp_path))[-3:] == [
+        "No bottleneck found (from 30 steps)",
+        "       95.0 % of each step is compute, most of it in forward (0.040 ms).",
+        "       Next: Make compute cheaper: mixed precision, torch.compile, bigger batch.",
+    ]
+    diagnosis = json.loads(run("summary", tmp_path, "--json").out)["diagnosis"]
+    assert (diagnosis["verdict"], diagnosis["clock"]) == ("COMPUTE_BOUND", "cpu")
+    assert diagnosis["coverage"]["h2d"] == {"ranks": "0/1", "steps": "0/30"}
+
+
+def test_three_findings_are_shown_and_json_has_all(tmp_path):
+    parts = {"input_wait": [300_000, 1], "forward": [100_000, 1], "backward": [100_000, 1], "optimizer": [100_000, 1]}
+    gap = {"ns": 3_000_000, "phases": {name: [900_000, 1] for name in ("validation", "checkpoint", "callbacks")}}
+    for rank in (0, 1):
+        write(
+            tmp_path, *(step(n, ns=1_000_000, phases=parts, gap=gap) for n in range(30)), {"kind": "close"}, rank=rank
+        )
+    lines = shown(run("summary", tmp_path))
+    head = lines.index("What is wrong (from 30 steps of 2 of 2 ranks; the first 3 of 5, --json has all)")
+    assert [line for line in lines[head:] if line[:1].isdigit()] == [
+        "1 crit 40.0 % of each step is in no phase (0.400 ms).",
+        "2 crit Training waits for its input 30.0 % of each step (0.300 ms).",
+        "3 crit Validation takes 22.5 % of the time of training.",
+    ]
+    found = json.loads(run("summary", tmp_path, "--json", "--rank", "1").out)["diagnosis"]["findings"]
+    assert [(each["kind"], each["severity"]) for each in found] == [
+        ("RESIDUAL_HEAVY", "crit"),
+        ("INPUT_BOUND", "crit"),
+        ("VALIDATION_HEAVY", "crit"),
+        ("CHECKPOINT_HEAVY", "crit"),
+        ("CALLBACKS_HEAVY", "crit"),
+    ]
+
+
+def test_slow_rank_is_named_though_another_one_is_shown(tmp_path):
+    for rank, wait in ((0, 1_000_000), (1, 31_000_000)):
+        parts = {"input_wait": [wait, 1], "forward": [30_000_000, 1], "backward": [62_000_000 - wait, 1]}
+        parts["optimizer"] = [5_000_000, 1]
+        write(tmp_path, *(step(n, ns=100_000_000, phases=parts, gap=None) for n in range(30)), rank=rank)
+    lines = shown(run("summary", tmp_path, "--rank", "0"))
+    assert lines[-3:] == [
+        "What is wrong (from 30 steps of 2 of 2 ranks)",
+        "1 crit Rank 1 waits 31.0 ms per step for its input, the others 1.0 ms.",
+        "       Next: Look at the data shard, disk and loader workers of rank 1.",
+    ]
+
+
+def test_run_that_only_the_profiler_saw_has_no_verdict(tmp_path):
+    write(tmp_path, step(0, flags=["profiled"], gap=None))
+    assert shown(run("summary", tmp_path))[-3:] == [
+        "No verdict (from 0 steps)",
+        "       No step was timed outside the profiler.",
+        "       Next: Run more steps outside the window.",
+    ]
 
 
 def test_json_has_every_rank_and_null_for_what_is_not_measured(tmp_path):

@@ -52,6 +52,12 @@ def test_every_line_comes_to_its_place():
     ]
 
 
+def test_memory_of_the_device_is_read_where_a_step_says_it():
+    said = {"allocated_bytes": 5, "reserved_bytes": 9, "peak_allocated_bytes": 7, "peak_reserved_bytes": 9}
+    found = read(text(OPEN, FIRST, {**SECOND, "device_bytes": said}, SECOND))
+    assert found.memory.rows() == [(1, 5, 7, 9, None)]
+
+
 def test_a_second_training_of_the_process_is_a_fit_of_its_own():
     found = read(text(OPEN, FIRST, CLOSE, OPEN, SECOND))
     assert found.steps["fit"].to_list() == [0, 1]
