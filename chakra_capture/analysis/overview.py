@@ -14,6 +14,7 @@ from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
 from chakra_capture.analysis.phase_times import mean_phase_times, phase_times
 from chakra_capture.analysis.phases import PhaseSummary
+from chakra_capture.analysis.rest_parts import mean_rest_parts, rest_parts
 from chakra_capture.analysis.shares import share_of
 from chakra_capture.analysis.step_series import StepSeries
 from chakra_capture.analysis.steps import step_summary
@@ -60,6 +61,7 @@ class Overview:
         recordings: per rank with a manifest, what was asked for and what was recorded.
         phases: per rank with a phase file, the phases of all its steps.
         phase_times: mean over the recorded steps and ranks shown of what phase_times finds.
+        rest_parts: mean of what rest_parts finds in the part of these steps that is in no phase.
         communication: communication_summary of the ranks shown; None where their operations were not matched.
         stragglers: which ranks the others wait for; None for one rank, and where nothing was matched.
         diagnosis: of all ranks that recorded phases; None if none did.
@@ -74,6 +76,7 @@ class Overview:
     recordings: dict[int, dict[str, Any]]
     phases: dict[int, PhaseSummary]
     phase_times: pl.DataFrame
+    rest_parts: pl.DataFrame
     communication: pl.DataFrame | None
     stragglers: Stragglers | None
     diagnosis: Diagnosis | None
@@ -92,6 +95,7 @@ class Overview:
             "recordings": {str(rank): value for rank, value in self.recordings.items()},
             "phases": {str(rank): value.as_json() for rank, value in self.phases.items()},
             "phase_times": self.phase_times.to_dicts(),
+            "rest_parts": self.rest_parts.to_dicts(),
             "communication": None if self.communication is None else self.communication.to_dicts(),
             "stragglers": None if self.stragglers is None else self.stragglers.as_json(),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.as_json(),
@@ -138,6 +142,7 @@ def overview(
         recordings=recordings,
         phases=phases,
         phase_times=mean_phase_times([phase_times(trace) for trace in traces]),
+        rest_parts=mean_rest_parts([rest_parts(trace) for trace in traces]),
         communication=communication,
         stragglers=stragglers,
         diagnosis=diagnose_series(series, stragglers) if series else None,

@@ -79,7 +79,7 @@ def _of_window(trace: MergedTrace, steps: pl.DataFrame, window: object) -> pl.Da
     low = steps["ts_ns"].to_numpy()
     high = low + steps["dur_ns"].to_numpy()
     times = {(number, phase): dict.fromkeys(_COUNTED, 0) for number in range(len(low)) for phase in _PHASES}
-    segments = _segments(nodes, steps)
+    segments = loop_segments(nodes, steps)
     _add_wall(times, segments, low, high)
     _add_cpu(times, nodes, steps)
     measured = not trace.device_tail_lost and nodes["kind"].is_in(_ON_DEVICE).any()
@@ -103,7 +103,7 @@ def _row(values: dict[str, int], *, measured: bool) -> dict[str, int | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Segments:
+class Segments:
     """Stretches of the loop's thread, each in one phase, disjoint and ascending."""
 
     start: Int64
@@ -111,7 +111,7 @@ class _Segments:
     phase: list[str]
 
 
-def _segments(nodes: pl.DataFrame, steps: pl.DataFrame) -> _Segments:
+def loop_segments(nodes: pl.DataFrame, steps: pl.DataFrame) -> Segments:
     """By the recording's annotations, the innermost of several; without any, by rows that follow each other."""
     pids = steps["pid"].unique()
     marks = nodes.filter(
@@ -127,10 +127,10 @@ def _segments(nodes: pl.DataFrame, steps: pl.DataFrame) -> _Segments:
     bounds = np.unique(np.concatenate([start, end]))
     holder = innermost_at(bounds[:-1], start, end)
     some = holder >= 0
-    return _Segments(bounds[:-1][some], bounds[1:][some], [marks["name"][int(at)] for at in holder[some]])
+    return Segments(bounds[:-1][some], bounds[1:][some], [marks["name"][int(at)] for at in holder[some]])
 
 
-def _runs(nodes: pl.DataFrame, steps: pl.DataFrame) -> _Segments:
+def _runs(nodes: pl.DataFrame, steps: pl.DataFrame) -> Segments:
     """Rows of the loop's thread in order, while they are of one phase; while autograd works it waits in backward."""
     own = nodes.filter(pl.col("node_id").is_in(steps["node_id"].drop_nulls().implode())).select("pid", "tid").unique()
     timed = pl.col("self_dur_ns").is_not_null() & pl.col("dur_ns").is_not_null() & ~_is_step()
@@ -146,22 +146,22 @@ def _runs(nodes: pl.DataFrame, steps: pl.DataFrame) -> _Segments:
         .with_columns(end=pl.min_horizontal("end", pl.col("start").shift(-1)))
         .filter(pl.col("phase").is_not_null())
     )
-    return _Segments(rows["start"].to_numpy(), rows["end"].to_numpy(), rows["phase"].to_list())
+    return Segments(rows["start"].to_numpy(), rows["end"].to_numpy(), rows["phase"].to_list())
 
 
 def _is_step() -> pl.Expr:
     return pl.col("name").str.starts_with("ProfilerStep#")
 
 
-def _add_wall(times: _Times, segments: _Segments, low: Int64, high: Int64) -> None:
+def _add_wall(times: _Times, segments: Segments, low: Int64, high: Int64) -> None:
     for number, (begin, stop) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
         times[number, None]["wall_ns"] = stop - begin
-    for number, phase, begin, stop in _cut(segments, low, high):
+    for number, phase, begin, stop in cut_to_steps(segments, low, high):
         times[number, phase]["wall_ns"] += stop - begin
         times[number, None]["wall_ns"] -= stop - begin
 
 
-def _cut(segments: _Segments, low: Int64, high: Int64) -> list[tuple[int, str, int, int]]:
+def cut_to_steps(segments: Segments, low: Int64, high: Int64) -> list[tuple[int, str, int, int]]:
     """The parts of the segments within each step."""
     found = []
     for number, (begin, stop) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
@@ -187,7 +187,7 @@ def _add_cpu(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame) -> None:
         own["num_launches"] += launches
 
 
-def _add_device(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame, segments: _Segments) -> None:
+def _add_device(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame, segments: Segments) -> None:
     activities = nodes.filter(pl.col("kind").is_in(_ON_DEVICE) & pl.col("self_dur_ns").is_not_null())
     is_comm = (pl.col("kind") == "kernel") & pl.col("collective").is_not_null()
     classes = ((pl.col("kind") == "kernel") & ~is_comm, is_comm, pl.col("kind") != "kernel")
@@ -208,11 +208,11 @@ def _add_device(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame, segment
     _add_idle(times, segments, covered, low, high)
 
 
-def _add_idle(times: _Times, segments: _Segments, busy: tuple[Int64, Int64], low: Int64, high: Int64) -> None:
+def _add_idle(times: _Times, segments: Segments, busy: tuple[Int64, Int64], low: Int64, high: Int64) -> None:
     idle = high - low - intervals.covered(*busy, low, high)
     for number, value in enumerate(idle.tolist()):
         times[number, None]["device_idle_ns"] = value
-    parts = _cut(segments, low, high)
+    parts = cut_to_steps(segments, low, high)
     begin, stop = (np.array([part[at] for part in parts], dtype=np.int64) for at in (2, 3))
     for (number, phase, *_), value in zip(
         parts, (stop - begin - intervals.covered(*busy, begin, stop)).tolist(), strict=True

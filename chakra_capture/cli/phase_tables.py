@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _BAR = 12
 _NAME = 14
+_MOST_PARTS = 5
 _HEADS = {"step": "step", "between": "between steps"}
 
 
@@ -83,7 +84,7 @@ def _print_ranks(out: "Console", phases: "dict[int, PhaseSummary]") -> None:
     out.print()
 
 
-def print_phase_times(out: "Console", times: "pl.DataFrame") -> None:
+def print_phase_times(out: "Console", times: "pl.DataFrame", rest: "pl.DataFrame") -> None:
     """Print what the recorded steps did in each phase, on the CPU and on the device."""
     if times.height < 2:  # the rest alone is the step
         return
@@ -98,6 +99,8 @@ def print_phase_times(out: "Console", times: "pl.DataFrame") -> None:
             cells += [duration(value) for value in _device_times(row)]
         table.add_row(row["phase"] or "rest", *cells)
     out.print(table)
+    if parts := [f"{row['part']} {duration(row['wall_ns'])}" for row in rest.head(_MOST_PARTS).iter_rows(named=True)]:
+        out.print(plain(f"rest: {', '.join(parts)}"))
     out.print("mean of a step; CPU self: on all threads")
     if on_device:
         out.print("device: busy + idle = time; exp. comm: of busy, what no compute hides")

@@ -137,7 +137,7 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
         _print_steps(out, result)
     print_phases(out, result.phases)
     if result.ranks:
-        print_phase_times(out, result.phase_times)
+        print_phase_times(out, result.phase_times, result.rest_parts)
         _print_device(out, result)
         print_communication(out, result)
         _print_top(out, result, top)
