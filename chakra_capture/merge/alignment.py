@@ -183,8 +183,7 @@ def _times(matches: Matches, role: npt.NDArray[np.int8], clocks: Mapping[int, Cl
     op = matches.op
     first, last = np.minimum.reduceat(arrival, starts), np.maximum.reduceat(arrival, starts)
     comparable = np.minimum.reduceat(reference, starts) == np.maximum.reduceat(reference, starts)
-    alone = (matches.num_found == 1) & (matches.num_ranks != 1)
-    known = matches.full & ~matches.doubtful & comparable & (first != MISSING) & ~alone
+    known = matches.full & ~matches.doubtful & comparable & (first != MISSING)
     known &= matches.is_certain | _ends_agree(matches, known, role, arrival, end)
     is_root = (role == Role.SOURCE) | (role == Role.SINK)
     of_root = np.maximum.reduceat(np.where(is_root, arrival, MISSING), starts)
@@ -227,12 +226,17 @@ def _alignment(
     job = set(range(facts.world_size)) if facts.world_size else set()
     members = {rank for group in operations.groups for rank in group.members or ()}
     notes = [f"rank {rank} recorded no communication" for rank, number in operations.num_rows.items() if not number]
-    if any(group["process_group"] is None for group in groups):
+    is_partly_named = any(group["process_group"] is not None for group in groups)
+    unnamed = [group for group in groups if group["process_group"] is None]
+    if unnamed and is_partly_named:
+        number = sum(group["num_operations"] for group in unnamed)
+        notes.append(f"process groups of {number} operations are not told, and of others are: matched with none")
+    elif unnamed:
         notes.append(
             "operations whose process group no trace names were matched as those of one group, among the ranks that "
             "have them"
         )
-    if any(group["ranks"] is None for group in groups):
+    if any(group["ranks"] is None for group in groups if not (is_partly_named and group["process_group"] is None)):
         notes.append(
             "of a process group whose members no trace states, waits are among the ranks recorded here, and stated "
             "only where their ends agree"

@@ -3,7 +3,8 @@
 Collectives of a process group are matched by sequence number where all its ranks state one, else k-th to k-th in order
 of issue, windows told apart by their steps; sends and receives k-th to k-th per source, destination and tag. Without
 sequence numbers a lost operation would shift all that follow, so nothing between two step beginnings that all ranks
-agree on is used once the ranks differ there.
+agree on is used once the ranks differ there. An operation whose group nothing tells, in a run that names groups, is
+matched with none; and as it may be of any group of its rank, the order of issue matches none of these there.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ class Matches:
         starts: first row of each operation.
         doubtful: per operation, whether it is not certain that its rows are one operation, or they differ.
         num_ranks: per operation, how many ranks take part; ``MISSING`` where not known.
-        full: per operation, whether every rank that takes part is recorded.
+        full: per operation, whether every rank that takes part is recorded; never of one rank whose group is not known.
         mismatch: per operation, how the ranks differ or which of them lack it; null where they agree.
         differs: per operation, whether ranks contradict each other (and not merely end earlier or begin later).
         is_certain: per operation, whether the traces say that the ranks are of one process group.
@@ -62,7 +63,7 @@ def match_operations(operations: Operations) -> Matches:
     """Match the operations of all ranks; nothing is matched by nearest time."""
     rows = operations.rows.hstack(operations.kinds[operations.rows["kind"]])
     rows, lanes = _with_lanes(rows, operations.groups)
-    rows = _with_keys(rows, lanes)
+    rows = _with_keys(rows, lanes, operations.groups)
     lane, domain, key, again = (pl.col(name) for name in _KEY)
     rows = rows.sort(*_KEY, "rank")
     is_new = (lane != lane.shift()) | (domain != domain.shift()) | (key != key.shift()) | (again != again.shift())
@@ -83,12 +84,13 @@ def match_operations(operations: Operations) -> Matches:
     contradicted[texts["op"].to_numpy()] = True
     doubtful = _doubtful(rows, starts, by_seq, contradicted, differences["step"])
     contradicted[lacking.filter("within")["op"].to_numpy()] = True
+    num_wanted = np.where(num_ranks == MISSING, np.maximum(num_expected, 2), num_ranks)
     return Matches(
         rows=rows,
         starts=starts,
         doubtful=doubtful | unsure,
         num_ranks=num_ranks,
-        full=num_found == np.where(num_ranks == MISSING, num_expected, num_ranks),
+        full=num_found == num_wanted,
         mismatch=_joined(len(starts), texts, _lacking_texts(lacking), _unsure_texts(unsure)),
         differs=contradicted,
         is_certain=num_ranks != MISSING,
@@ -119,11 +121,16 @@ def _with_lanes(rows: pl.DataFrame, groups: tuple[Group, ...]) -> tuple[pl.DataF
     members = pl.Series([None if g.members is None else len(g.members) for g in groups], dtype=pl.Int64)
     is_p2p = pl.col("src").is_not_null()
     lanes = lanes.with_columns(num_ranks=pl.when(is_p2p).then(2).otherwise(members[lanes["group"]]))
-    by_seq = rows.group_by("lane").agg(by_seq=pl.col("seq").is_not_null().all() & pl.col("src").is_null().all())
+    # Torch does not number a monitored barrier, which goes through the group's collectives.
+    has_seq = pl.col("seq").is_not_null()
+    by_rank = rows.group_by("lane", "rank").agg(
+        by_seq=(has_seq | (collective == "barrier")).all() & has_seq.any() & pl.col("src").is_null().all()
+    )
+    by_seq = by_rank.group_by("lane").agg(pl.col("by_seq").all())
     return rows, lanes.join(by_seq, on="lane", how="left", maintain_order="left")
 
 
-def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
+def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame, groups: tuple[Group, ...]) -> pl.DataFrame:
     """Add what makes rows of several ranks one operation, and their order within the window."""
     number = pl.int_range(pl.len(), dtype=pl.Int64)
     order = number.over("rank", "window", "lane", "placed")
@@ -131,8 +138,17 @@ def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
     rows = rows.join(_windows(rows), on=["rank", "window"], how="left", maintain_order="left")
     rows = rows.hstack(lanes[rows["lane"]].select("by_seq", restarts=_restarts(rows)[rows["lane"]]))
     by_seq = pl.col("by_seq")
+    named = pl.Series([g.name is not None for g in groups], dtype=pl.Boolean)
+    unnamed = ~named[rows["group"]] if named.any() else pl.repeat(value=False, n=rows.height, eager=True)
+    rows = _with_uncertain(rows.with_columns(unnamed=unnamed))
     rows = rows.with_columns(
-        domain=pl.when(by_seq & ~pl.col("restarts")).then(0).when(by_seq).then("window").otherwise("domain")
+        domain=pl.when(by_seq & pl.col("seq").is_null())
+        .then(_NONE)
+        .when(by_seq & ~pl.col("restarts"))
+        .then(0)
+        .when(by_seq)
+        .then("window")
+        .otherwise("domain")
     )
     mine = ("rank", "lane", "domain")
     rows = rows.with_columns(key=number.over(*mine, "placed"), before=pl.col("step").shift().over(mine))
@@ -140,12 +156,23 @@ def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame) -> pl.DataFrame:
     first = pl.coalesce(in_common.min().over(mine), pl.len().over(mine))
     first = pl.when(pl.col("common_step").is_null()).then(0).otherwise(first)
     rows = rows.with_columns(
-        key=pl.when(by_seq).then("seq").otherwise(pl.col("key") - first),
+        key=pl.when(by_seq).then(pl.coalesce("seq", "key")).otherwise(pl.col("key") - first),
         begins_step=pl.col("step").is_not_null() & pl.col("step").ne_missing(pl.col("before")),
     )
     again = pl.when(by_seq).then(number.over(*mine, "key")).otherwise(0)
     rows = _anchored(rows.with_columns(again=again), mine)
-    return rows.drop("common_step", "before", "restarts", "by_seq", "marked")
+    return rows.drop("common_step", "before", "restarts", "by_seq", "marked", "uncertain")
+
+
+def _with_uncertain(rows: pl.DataFrame) -> pl.DataFrame:
+    """Add which rows are matched with none.
+
+    What names no group may be of any group of its rank: where the order of issue counts it would shift all that follow.
+    """
+    may_shift = pl.col("unnamed").any().over("rank", "domain", pl.col("src").is_not_null(), "tag")
+    rows = rows.with_columns(uncertain=may_shift)
+    shifted = pl.col("uncertain").any().over("lane", "domain")
+    return rows.with_columns(uncertain=pl.when("by_seq").then(pl.col("seq").is_null()).otherwise(shifted))
 
 
 def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
@@ -174,7 +201,7 @@ def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
     schema = {"lane": pl.Int64, "domain": pl.Int64, "rank": pl.Int64, "shift": pl.Int64, "unsure": pl.Boolean}
     shifts = pl.DataFrame(found, schema=schema, orient="row")
     rows = rows.join(shifts, on=["lane", "domain", "rank"], how="left", maintain_order="left")
-    unsure = pl.col("unsure").fill_null(value=False) | (~pl.col("placed") & ~pl.col("by_seq"))
+    unsure = pl.col("unsure").fill_null(value=False) | (~pl.col("placed") & ~pl.col("by_seq")) | pl.col("uncertain")
     return rows.with_columns(
         unsure=unsure,
         key=pl.col("key") + pl.col("shift").fill_null(0),
@@ -281,7 +308,10 @@ def _lacking(rows: pl.DataFrame, starts: Int64, expected: pl.DataFrame, incomple
     spans = rows.group_by("lane", "domain", "rank").agg(low=pl.col("key").min(), high=pl.col("key").max())
     lacking = first.join(expected, on="lane").join(have, on=["op", "rank"], how="anti")
     lacking = lacking.join(spans, on=["lane", "domain", "rank"], how="left")
+    # What a rank recorded without its group may be what it seems to lack.
+    unnamed = rows.filter("unnamed")["rank"].unique()
     within = ((pl.col("key") > pl.col("low")) & (pl.col("key") < pl.col("high"))).fill_null(value=False)
+    within &= ~pl.col("rank").is_in(unnamed.implode())
     return lacking.select("op", "rank", within.alias("within")).sort("op", "rank")
 
 

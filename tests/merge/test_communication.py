@@ -192,6 +192,17 @@ def test_peer_that_is_no_member_or_oneself_excludes_a_group():
     assert completed(KnownGroups(0, {"0": WORLD, "2": turned}), [(0, 1)], ["send"], [to_1]) == ["0"]
 
 
+def test_root_and_peer_of_a_group_that_does_not_begin_at_rank_0_are_ranks_of_the_job():
+    facts = [CommFacts(collective="broadcast", group_root=1), CommFacts(collective="recv", group_peer=0)]
+    operations = [Operation(row, members=[row], collective=one.collective, facts=one) for row, one in enumerate(facts)]
+    known = KnownGroups(5, {"3": ProcessGroup("3", None, (3, 5, 9), 3)})
+    known.complete(Times((0, 1), (2, 1)), operations, lambda _: None)
+    assert [(one.facts.process_group, one.facts.root, one.facts.peer) for one in operations] == [
+        ("3", 5, None),
+        ("3", None, 3),
+    ]
+
+
 def test_group_that_issued_as_many_as_could_be_its_own_issued_them_all():
     # The pair issued one operation that torch did not note, the world one before time 15: so the second is the pair's.
     notes = [IssuedOperation("gloo:barrier", "0", 15, op=2)]

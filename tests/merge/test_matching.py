@@ -340,3 +340,55 @@ def test_any_small_run_is_matched_as_plain_dictionaries_match_it(
     assert alignment.num_operations == len(found(table))
     assert (table["wait_ns"].drop_nulls() >= 0).all()
     assert (table["transfer_ns"].drop_nulls() >= 0).all()
+
+
+def numbered(*sizes: int, **columns: Any) -> Rows:
+    return [row | {"seq": 5 + n} for n, row in enumerate(series(*sizes, **columns))]
+
+
+def barrier(at: int, group: str | None) -> dict[str, Any]:
+    """A monitored barrier, which torch does not number."""
+    return operation(
+        at * MS, 100 * US, collective="barrier", comm_bytes=0, process_group=group, group_ranks=group and [0, 1]
+    )
+
+
+def test_a_barrier_without_a_number_among_numbered_operations_costs_nothing_but_itself(tmp_path: Path) -> None:
+    first = [*numbered(4, 8), barrier(2, "0"), *numbered(16, at=3)]
+    first[3]["seq"] = 7
+    other = [*first[:2], barrier(2, None), first[3]]
+    alignment, table = align(tmp_path, {0: first, 1: later(other)})
+    assert found(table) == [[(0, 0), (1, 0)], [(0, 1), (1, 1)], [(0, 2)], [(1, 2)], [(0, 3), (1, 3)]]
+    told = "which operation of the other ranks it is cannot be told"
+    assert mismatches(table) == [None, None, told, told, None]
+    assert [(g["matched_by"], g["num_matched"], g["first_mismatch"]) for g in alignment.groups] == [
+        ("seq", 3, None),
+        ("order", 0, None),
+    ]
+    assert alignment.num_matched == 3
+    assert alignment.notes == ("process groups of 1 operations are not told, and of others are: matched with none",)
+
+
+def test_an_operation_without_a_group_may_be_the_one_that_its_rank_seems_to_lack(tmp_path: Path) -> None:
+    first = numbered(4, 8, 16)
+    nameless = first[1] | {"process_group": None, "group_ranks": None, "seq": None}
+    alignment, table = align(tmp_path, {0: first, 1: later([first[0], nameless, first[2]])})
+    assert [group["num_mismatches"] for group in alignment.groups] == [0, 0]
+    assert found(table) == [[(0, 0), (1, 0)], [(0, 1)], [(1, 1)], [(0, 2), (1, 2)]]
+
+
+def test_order_of_issue_matches_nothing_on_a_rank_with_operations_whose_group_nothing_tells(tmp_path: Path) -> None:
+    first = [row | {"step": 1} for row in series(4, 4, 4)]
+    nameless = first[1] | {"process_group": None, "group_ranks": None}
+    alignment, table = align(tmp_path, {0: first, 1: later([first[0], nameless, first[2]])})
+    assert alignment.num_matched == 0
+    assert [group["num_mismatches"] for group in alignment.groups] == [0, 0]
+    assert (table["num_found"] == 1).all()
+    assert table["wait_ns"].null_count() == table.height
+
+
+def test_an_operation_of_one_rank_whose_members_nothing_tells_is_not_found_on_all_of_them(tmp_path: Path) -> None:
+    alone = [row | {"process_group": None, "group_ranks": None} for row in series(4)]
+    alignment, _ = align(tmp_path, {0: alone, 1: []})
+    assert (alignment.num_operations, alignment.num_matched) == (1, 0)
+    assert alignment.groups[0]["num_incomplete"] == 1
