@@ -156,6 +156,8 @@ def _folder(path: Path | None, job: str | None, ranks: list[int] | None, output:
         raise UsageError("nothing to merge: give the trace_dir of a run, or --host FILE --device FILE -o OUT.")
     run = find_run(path, job)
     if ranks is not None:
+        if not ranks:
+            raise UsageError("--ranks names no rank. Give numbers, or leave it out for all.")
         found = [files.rank for files in run.ranks]
         unknown = sorted(set(ranks) - set(found))
         if unknown:
@@ -268,6 +270,8 @@ def _headline(report: "RankReport") -> str:
     elif hosts:
         parts.append(f"host trace alone, {sum(h['num_nodes'] for h in hosts)} nodes, no times")
     if devices:
+        if not hosts:
+            parts.append("device trace alone")
         activities = sum(d["num_activities"] for d in devices)
         launched = sum(d["num_launched"] for d in devices)
         parts.append(f"{launched} of {activities} device activities linked" if activities else "no device activities")

@@ -148,6 +148,7 @@ def _write(answer: "pl.LazyFrame", output: Path, tables: "RunTables") -> str:
     """Stream the answer into a file that gets its name when it is whole; the tables themselves are left alone."""
     from chakra_capture.errors import TraceFileError
     from chakra_capture.layout import part_path
+    from chakra_capture.trace.sinks import faults_of_disk
     from chakra_capture.trace.values import flat
 
     if output.resolve().is_relative_to(tables.folder.resolve()):
@@ -155,7 +156,7 @@ def _write(answer: "pl.LazyFrame", output: Path, tables: "RunTables") -> str:
     part = part_path(output)
     try:
         part.unlink(missing_ok=True)
-        with part.open("xb") as file:
+        with part.open("xb") as file, faults_of_disk(file):
             if output.suffix == ".csv":
                 flat(answer).sink_csv(file, engine="streaming")
             else:

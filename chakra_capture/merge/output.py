@@ -1,7 +1,6 @@
 """Writing one rank's tables; nodes go out block by block, so that no text of the whole trace is ever put together."""
 
 import os
-import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from chakra_capture.merge.tables import Columns
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, null_last, pick
 from chakra_capture.trace.packed import Texts, texts
 from chakra_capture.trace.schema import KINDS, NODES
+from chakra_capture.trace.sinks import faults_of_disk
 
 # Rows that are put together, and written as one row group, at a time.
 _FEWEST_ROWS, _MOST_ROWS, _BLOCKS = 1 << 13, 1 << 16, 1 << 6
@@ -228,24 +228,16 @@ def _rows_per_block(size: int) -> int:
 
 def write_table(path: Path, table: pl.LazyFrame, rows_per_group: int = _MOST_ROWS) -> None:
     """Write one table; its final name says that it is whole."""
-    with _replacing(path) as file:
-        try:
-            table.sink_parquet(
-                file, compression="zstd", compression_level=1, statistics=False, row_group_size=rows_per_group
-            )
-        except pl.exceptions.ComputeError as error:
-            if match := _OS_ERROR.search(str(error)):
-                raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
-            raise
+    with _replacing(path) as file, faults_of_disk(file):
+        table.sink_parquet(
+            file, compression="zstd", compression_level=1, statistics=False, row_group_size=rows_per_group
+        )
 
 
 def write_link(path: Path, link: dict[str, Any]) -> None:
     """Write link.json."""
     with _replacing(path) as file:
         file.write(msgspec.json.format(msgspec.json.encode(link), indent=1))
-
-
-_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager

@@ -86,12 +86,15 @@ def finish_run(run: Run, out: Path, reports: list[RankReport], roster: Roster) -
     """Make what is made from the tables of all ranks, once these are written.
 
     Of tasks that merge one rank each, only one that finds all others merged does it: the others would make it in vain.
+    Nor does a call do it while another one is at work on a rank that it has just merged.
 
     Returns:
         None where it is left to another call, or no rank is merged.
     """
     merged = merged_ranks(out)
     ranks = {files.rank for files in run.ranks}
+    if not {report.rank for report in reports if report.error is None} <= merged.keys():
+        return None
     if not merged or (len(reports) == 1 < len(ranks) and not ranks <= merged.keys()):
         return None
     hosts = {rank: head.hostname for rank, head in run.manifests.items() if head.hostname}

@@ -233,3 +233,17 @@ def test_tasks_of_an_array_and_a_last_call_give_what_one_call_gives(tmp_path: Pa
     assert files == {path.relative_to(folder / "0_merged") for path in (folder / "0_merged").rglob("*.*")}
     for name in files:
         assert (tmp_path / "o" / name).read_bytes() == (folder / "0_merged" / name).read_bytes()
+
+
+def test_ranks_without_a_number_are_no_choice(tmp_path: Path) -> None:
+    done = run("merge", write_run(tmp_path / "run", 2), "--ranks")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("chakra-capture: --ranks names no rank. Give numbers, or leave it out for all.")
+
+
+def test_a_rank_without_a_host_trace_is_said_to_have_its_device_trace_alone(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", 2)
+    host(folder, 1).unlink()
+    done = run("merge", folder)
+    assert next(line for line in done.out.splitlines() if "device trace alone" in line).startswith("rank 1: ")
+    assert done.out.count("alone") == 1

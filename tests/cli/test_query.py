@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 from commands import Outcome, process, refused, run
+from disks import files_end_at
 
 from chakra_capture.trace.schema import COLLECTIVES, COMMUNICATION, EDGES, NODES, STEPS
 
@@ -303,3 +304,16 @@ def test_wrong_usage(merged, tmp_path):
 def test_a_query_as_a_process_leaves_no_trace_of_polars(merged, sql, monkeypatch):
     monkeypatch.setenv("RUST_BACKTRACE", "1")
     refused(process("query", merged, sql), "cannot")
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+@pytest.mark.parametrize("size", [0, 100, 9_000])
+def test_a_disk_that_is_full_is_said_and_leaves_no_file(merged: Path, ending: str, size: int) -> None:
+    out = merged.parent / f"answer.{ending}"
+    numbers = ", ".join(f"a.dur_ns * {at} + b.dur_ns AS c{at}" for at in range(100))
+    sql = f"SELECT {numbers} FROM nodes a CROSS JOIN nodes b"
+    with files_end_at(size):
+        done = run("query", merged, sql, "-o", out)
+    assert done.code == 1
+    assert done.err == f"chakra-capture: {out} cannot be written: File too large. Name a file elsewhere.\n"
+    assert not list(merged.parent.glob("answer*"))

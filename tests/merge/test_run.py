@@ -7,8 +7,10 @@ import pytest
 from builder import TraceBuilder
 
 from chakra_capture.layout import RunPaths
+from chakra_capture.merge.job import disown
 from chakra_capture.merge.rank import MergeOptions, RankReport
-from chakra_capture.merge.run import Watch, merge_run
+from chakra_capture.merge.roster import Roster
+from chakra_capture.merge.run import Watch, finish_run, merge_run
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 
@@ -66,3 +68,12 @@ def test_failed_rank_does_not_keep_the_tables_of_an_earlier_merge(workers: int, 
     reports = merge_run(run, run.merged_dir, MergeOptions(), workers=workers)
     assert [bool(r.error) for r in reports] == [False, True]
     assert list(find_run(tmp_path).merged_ranks) == [0]
+
+
+def test_ranks_are_not_aligned_while_another_call_has_one_in_hand_that_this_one_merged(tmp_path: Path) -> None:
+    run = recorded(tmp_path, 0, 1, 2)
+    reports = merge_run(run, run.merged_dir, MergeOptions(), workers=1)
+    written = (run.merged_dir / "alignment.json").read_bytes()
+    disown(run.merged_dir / "rank=1")  # as merging it again begins
+    assert finish_run(run, run.merged_dir, reports, Roster()) is None
+    assert (run.merged_dir / "alignment.json").read_bytes() == written
