@@ -1,10 +1,10 @@
 """The step phase of each row: by the annotations that the recording wrote, else by what autograd and torch mark.
 
 Without annotations, the first rule that fits: input_wait within DataLoader's own annotation; optimizer within
-``Optimizer.step#...``; backward on threads of autograd, and on the main thread from the first to the last function of
-one backward pass; forward within ``DistributedDataParallel.forward`` and within ops that some function is the backward
-of, and between the first and the last of these of one backward pass, where no other annotation is open. Everything else
-has no phase: it is not known.
+``Optimizer.step#...``, less what a closure runs there; backward on threads of autograd, and on the main thread from the
+first to the last function of one backward pass; forward within ``DistributedDataParallel.forward`` and within ops that
+some function is the backward of, and between the first and the last of these of one backward pass, where no other
+annotation is open. Everything else has no phase: it is not known.
 """
 
 import re
@@ -86,6 +86,10 @@ class _Inferred:
         """Phase of each of the rows; of several rules that fit the first of the module's list counts."""
         codes = np.full(len(self.rows), -1, dtype=np.int8)
         on_main, times = ~self.workers, self.columns.ts_ns[self.rows]
+        optimizer = self._called(lambda name: name.startswith(_OPTIMIZER))
+        # A step with a closure (Lightning) runs forward and backward within it: what these rules find there is theirs.
+        has_closure = self._count_in(optimizer, self.passes.starts) > 0
+        codes[self._inside(optimizer[has_closure])] = _CODE[annotations.OPTIMIZER]
         # What somebody's annotation is around may go on into the next phase; of ops only the start counts.
         last = np.where(self.columns.is_kind("annotation")[self.rows], self.ends[self.rows] - 1, times)
         following = np.append(np.sort(self.passes.backward[0]), _NEVER)
@@ -95,7 +99,7 @@ class _Inferred:
         codes[self._inside(self._called(_DDP.__eq__))] = _CODE[annotations.FORWARD]
         codes[self.workers | (on_main & holds(*self.passes.backward, times))] = _CODE[annotations.BACKWARD]
         codes[self._inside(self._called(lambda name: name.startswith(_ZERO_GRAD)))] = -1
-        codes[self._inside(self._called(lambda name: name.startswith(_OPTIMIZER)))] = _CODE[annotations.OPTIMIZER]
+        codes[self._inside(optimizer[~has_closure])] = _CODE[annotations.OPTIMIZER]
         codes[self._inside(self._called(lambda name: bool(_LOADER.fullmatch(name))))] = _CODE[annotations.INPUT_WAIT]
         return codes
 
@@ -108,10 +112,13 @@ class _Inferred:
         """Annotations of somebody else's that hold no forward op: input pipelines, metrics."""
         marks = self._called(lambda name: not _TRANSPARENT.match(name))
         marks = marks[self.columns.is_kind("annotation")[marks]]
-        partners = np.sort(self.columns.ts_ns[self.passes.partners])
-        begun, ended = (np.searchsorted(partners, t) for t in (self.columns.ts_ns[marks], self.ends[marks]))
-        foreign: Int64 = marks[begun == ended]
+        foreign: Int64 = marks[self._count_in(marks, np.sort(self.columns.ts_ns[self.passes.partners])) == 0]
         return foreign
+
+    def _count_in(self, marks: Int64, times: Int64) -> Int64:
+        """How many of the sorted times are in each mark."""
+        ended = np.searchsorted(times, self.ends[marks])
+        return np.asarray(ended - np.searchsorted(times, self.columns.ts_ns[marks]))
 
     def _inside(self, marks: Int64) -> Bool:
         """Rows that begin while one of the marks is open on their thread."""
@@ -140,11 +147,13 @@ class _Passes:
 
     Attributes:
         partners: forward ops that some function is the backward of.
+        starts: of all functions, ascending.
     """
 
     backward: tuple[Int64, Int64]
     forward: tuple[Int64, Int64]
     partners: Int64
+    starts: Int64
 
     @classmethod
     def of(cls, columns: Columns, ends: Int64, rows: Int64, functions: Int64) -> "_Passes":
@@ -153,7 +162,7 @@ class _Passes:
         partners = np.unique(partner[partner >= 0])
         if not len(functions):
             nothing = np.zeros(0, dtype=np.int64)
-            return cls((nothing, nothing), (nothing, nothing), partners)
+            return cls((nothing, nothing), (nothing, nothing), partners, nothing)
         starts, stops = columns.ts_ns[functions], np.maximum.accumulate(ends[functions])
         forward_starts = np.sort(columns.ts_ns[partners])
         # A forward op between two functions ends the pass.
@@ -167,7 +176,7 @@ class _Passes:
         np.minimum.at(low, number[known], columns.ts_ns[partner[known]])
         np.maximum.at(high, number[known], ends[partner[known]])
         has = low < high
-        return cls((starts[first], stops[last]), (low[has], high[has]), partners)
+        return cls((starts[first], stops[last]), (low[has], high[has]), partners, starts)
 
 
 def _partners(columns: Columns, rows: Int64, functions: Int64) -> Int64:

@@ -101,6 +101,24 @@ def test_annotation_that_goes_on_into_backward_has_no_phase(tmp_path: Path) -> N
     assert phases(trace, "loss and backward", "loss", "waits") == [None, "forward", "forward", "backward"]
 
 
+@pytest.mark.parametrize("thread", [11, WORKER])
+def test_forward_and_backward_in_a_closure_are_no_optimizer(thread: int, tmp_path: Path) -> None:
+    builder = TraceBuilder().step(1, 0, 1000).annotation("Optimizer.step#Adam.step", 10, 500).op("before", 12, 5)
+    builder.op("mm", 20, 10, **{"Sequence number": 1})
+    builder.op(f"{EVALUATE}x", 100, 50, tid=thread, **{"Sequence number": 1, "Fwd thread id": 1})
+    trace = builder.op("add", 300, 10).op("outside", 600, 5).merged(tmp_path)
+    wanted = ["optimizer", "forward", "backward", "optimizer", None]
+    assert phases(trace, "before", "mm", f"{EVALUATE}x", "add", "outside") == wanted
+
+
+def test_optimizer_that_steps_within_backward_is_the_optimizer(tmp_path: Path) -> None:
+    builder = TraceBuilder().step(1, 0, 1000).op("mm", 10, 10, **{"Sequence number": 1})
+    builder.op(f"{EVALUATE}x", 100, 200, tid=WORKER, **{"Sequence number": 1, "Fwd thread id": 1})
+    builder.annotation("Optimizer.step#SGD.step", 120, 50, tid=WORKER).op("add", 130, 10, tid=WORKER)
+    trace = builder.op("after", 200, 10, tid=WORKER).merged(tmp_path)
+    assert phases(trace, "add", "after") == ["optimizer", "backward"]
+
+
 def test_everything_in_the_forward_of_ddp_is_forward(tmp_path: Path) -> None:
     builder = TraceBuilder().annotation("DistributedDataParallel.forward", 0, 50).op("c10d::broadcast_", 5, 5)
     assert phases(builder.merged(tmp_path), "c10d::broadcast_") == ["forward"]
