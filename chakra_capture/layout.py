@@ -109,6 +109,10 @@ class RunPaths:
         """File whose exclusive creation gives the folder names to one run id."""
         return self.run_dir / CLAIM_FILE
 
+    @property
+    def summary(self) -> Path:
+        return self.run_dir / SUMMARY_FILE
+
     def merged_rank(self, rank: int) -> Path:
         return self.merged_dir / rank_folder_name(rank)
 

@@ -1,5 +1,6 @@
 """The last lines of ``summary``: what is wrong with a run, and what to do next."""
 
+from collections.abc import Iterator
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -16,27 +17,37 @@ _WIDTH = 80
 
 def print_findings(out: "Console", diagnosis: "Diagnosis") -> None:
     """Print the most important findings; of a healthy run that there are none."""
+    out.print()
+    for number, line in enumerate(findings_text(diagnosis)):
+        out.print(line, style="bold" if number == 0 else None)
+
+
+def findings_text(diagnosis: "Diagnosis") -> list[str]:
+    """The lines that say what was found and what to do next; the first is their head."""
+    return [*_lines(diagnosis)]
+
+
+def _lines(diagnosis: "Diagnosis") -> Iterator[str]:
     window, problems = diagnosis.window, diagnosis.problems
     steps = count_of(window.num_steps, "step")
     ranks = "" if window.num_ranks == 1 else f" of {len(window.ranks)} of {window.num_ranks} ranks"
-    out.print()
     if problems:
         more = "" if len(problems) <= _MOST else f"; the first {_MOST} of {len(problems)}, --json has all"
-        out.print(f"What is wrong (from {steps}{ranks}{more})", style="bold")
+        yield f"What is wrong (from {steps}{ranks}{more})"
         for number, finding in enumerate(problems[:_MOST], 1):
-            _print_lines(out, f"{number} {finding.severity.name}", finding.summary)
-            _print_lines(out, "", f"Next: {finding.action}")
+            yield from _wrapped(f"{number} {finding.severity.name}", finding.summary)
+            yield from _wrapped("", f"Next: {finding.action}")
         return
     verdict = diagnosis.step_time[0]
     is_healthy = verdict.kind in ("BALANCED", "COMPUTE_BOUND")
-    out.print(f"{'No bottleneck found' if is_healthy else 'No verdict'} (from {steps}{ranks})", style="bold")
-    _print_lines(out, "", verdict.summary)
+    yield f"{'No bottleneck found' if is_healthy else 'No verdict'} (from {steps}{ranks})"
+    yield from _wrapped("", verdict.summary)
     for finding in diagnosis.findings:
         if finding is not verdict:
-            _print_lines(out, "", f"{finding.summary} {finding.action}")
-    _print_lines(out, "", f"Next: {verdict.action}")
+            yield from _wrapped("", f"{finding.summary} {finding.action}")
+    yield from _wrapped("", f"Next: {verdict.action}")
 
 
-def _print_lines(out: "Console", head: str, text: str) -> None:
+def _wrapped(head: str, text: str) -> Iterator[str]:
     for number, line in enumerate(wrap(plain(text), _WIDTH - 7)):
-        out.print(f"{head if number == 0 else '':<7}{line}")
+        yield f"{head if number == 0 else '':<7}{line}"

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from chakra_capture import layout
 from chakra_capture.cli.communication_table import print_communication
-from chakra_capture.cli.findings import print_findings
+from chakra_capture.cli.findings import findings_text, print_findings
 from chakra_capture.cli.output import (
     EXIT_OK,
     console,
@@ -62,6 +62,7 @@ def summary(
     only if it is late in nearly every step, by much, and chance does not explain it.
     The last lines say what is wrong, most important first, and what to do next: from the steps outside the profiler,
     of all ranks; nothing that takes less than 10 % of a step (or of the wall time, between steps) is wrong.
+    The same in TraceML's form, final_summary.json, is written beside the manifests of a run that recorded phases.
     What a run did not record is shown as "not measured", never as 0.
 
     Examples:
@@ -108,11 +109,29 @@ def summary(
         )
     shown = [number for number in merged if rank in (None, number)]
     result = overview(run, [MergedTrace(number, merged[number]) for number in shown], phases, series)
+    if rank is None:
+        _write_summary(run, result)
     if json:
         print_json(result.as_json())
     else:
         _print(run, result, top)
     return EXIT_OK
+
+
+def _write_summary(run: "Run", result: "Overview") -> None:
+    """Write final_summary.json beside the manifests; of a run without them there is no such place."""
+    from chakra_capture.analysis.final_summary import RunFacts, final_summary
+    from chakra_capture.cli.files import write_json
+
+    if result.diagnosis is None or not run.paths.run_dir.is_dir():
+        return
+    facts = RunFacts(run.paths.job, run.manifests, result.world_size, run.why_failed)
+    text = "\n".join(findings_text(result.diagnosis))
+    path = run.paths.summary
+    try:
+        write_json(path, final_summary(facts, result.diagnosis, result.phases, text=text))
+    except OSError as fault:
+        print_error(f"{path} is not written: {fault.strerror or fault}. The summary below is complete.")
 
 
 def _merge_stale(run: "Run") -> None:

@@ -14,6 +14,8 @@ from chakra_capture.errors import TraceFileError
 _NUMBERED = re.compile(r"(?:(?P<side>host|device)[._-])?(?:rank[-_=]?)?(?P<rank>\d+)\.json(?:\.gz)?")
 # torch.profiler.tensorboard_trace_handler: <worker>.<time ns>.pt.trace.json; a worker is <host>_<pid> by default.
 _TORCH_NAME = re.compile(r"(?P<worker>.+?)(?:\.(?P<time>\d+))?\.pt\.trace\.json(?:\.gz)?")
+# What a manifest gives as the end of a recording that its training did not survive.
+_FAILED = ("exception", "SIGTERM")
 _LARGEST_MANIFEST = 16 << 20
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
@@ -79,6 +81,13 @@ class Run:
             if match and head is not None:
                 found[int(match["rank"])] = head
         return dict(sorted(found.items()))
+
+    @property
+    def why_failed(self) -> str | None:
+        """Why the training ended before its time, as the manifests say; None if none says so."""
+        # A training may fail after its windows are complete: then the detail alone says it.
+        ends = [(rank, head) for rank, head in self.manifests.items() if head.detail or head.reason in _FAILED]
+        return f"rank {ends[0][0]}: {ends[0][1].detail or ends[0][1].reason}" if ends else None
 
     @property
     def owner(self) -> str | None:
@@ -214,7 +223,9 @@ def _jobs(path: Path) -> dict[str, float]:
     for child in path.iterdir():
         match = layout.RUN_FOLDER_NAME.fullmatch(child.name)
         if match and match["part"] != layout.MERGED_FOLDER and child.is_dir():
-            times = [_written_ns(child), *map(_written_ns, child.iterdir())]
+            # A summary is written whenever somebody looks at a run: it makes the run no newer.
+            files = [path for path in child.iterdir() if layout.SUMMARY_FILE not in path.name]
+            times = map(_written_ns, files or [child])
             jobs[match["job"]] = max(jobs.get(match["job"], 0), *times)
     return jobs
 
