@@ -83,6 +83,10 @@ def match_operations(operations: Operations) -> Matches:
     contradicted = np.zeros(len(starts), dtype=np.bool_)
     contradicted[texts["op"].to_numpy()] = True
     doubtful = _doubtful(rows, starts, by_seq, contradicted, differences["step"])
+    # It may differ only because what came before it on a rank is among the operations whose time is lost.
+    shifted = contradicted & ~by_seq & np.logical_or.reduceat(rows["loses_some"].to_numpy(), starts)
+    contradicted &= ~shifted
+    texts = texts.filter(pl.Series(~shifted)[texts["op"]])
     contradicted[lacking.filter("within")["op"].to_numpy()] = True
     num_wanted = np.where(num_ranks == MISSING, np.maximum(num_expected, 2), num_ranks)
     return Matches(
@@ -91,7 +95,7 @@ def match_operations(operations: Operations) -> Matches:
         doubtful=doubtful | unsure,
         num_ranks=num_ranks,
         full=num_found == num_wanted,
-        mismatch=_joined(len(starts), texts, _lacking_texts(lacking), _unsure_texts(unsure)),
+        mismatch=_joined(len(starts), texts, _lacking_texts(lacking), _unsure_texts(unsure | shifted)),
         differs=contradicted,
         is_certain=num_ranks != MISSING,
         lanes=lanes,
@@ -201,6 +205,7 @@ def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
     schema = {"lane": pl.Int64, "domain": pl.Int64, "rank": pl.Int64, "shift": pl.Int64, "unsure": pl.Boolean}
     shifts = pl.DataFrame(found, schema=schema, orient="row")
     rows = rows.join(shifts, on=["lane", "domain", "rank"], how="left", maintain_order="left")
+    rows = rows.with_columns(loses_some=(~pl.col("placed")).any().over(mine))
     unsure = pl.col("unsure").fill_null(value=False) | (~pl.col("placed") & ~pl.col("by_seq")) | pl.col("uncertain")
     return rows.with_columns(
         unsure=unsure,
@@ -308,10 +313,10 @@ def _lacking(rows: pl.DataFrame, starts: Int64, expected: pl.DataFrame, incomple
     spans = rows.group_by("lane", "domain", "rank").agg(low=pl.col("key").min(), high=pl.col("key").max())
     lacking = first.join(expected, on="lane").join(have, on=["op", "rank"], how="anti")
     lacking = lacking.join(spans, on=["lane", "domain", "rank"], how="left")
-    # What a rank recorded without its group may be what it seems to lack.
-    unnamed = rows.filter("unnamed")["rank"].unique()
+    # What a rank recorded without its group or its time may be what it seems to lack.
+    unplaced = rows.filter(pl.col("unnamed") | ~pl.col("placed"))["rank"].unique()
     within = ((pl.col("key") > pl.col("low")) & (pl.col("key") < pl.col("high"))).fill_null(value=False)
-    within &= ~pl.col("rank").is_in(unnamed.implode())
+    within &= ~pl.col("rank").is_in(unplaced.implode())
     return lacking.select("op", "rank", within.alias("within")).sort("op", "rank")
 
 

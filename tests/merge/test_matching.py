@@ -392,3 +392,16 @@ def test_an_operation_of_one_rank_whose_members_nothing_tells_is_not_found_on_al
     alignment, _ = align(tmp_path, {0: alone, 1: []})
     assert (alignment.num_operations, alignment.num_matched) == (1, 0)
     assert alignment.groups[0]["num_incomplete"] == 1
+
+
+def test_a_rank_that_lost_the_time_of_an_operation_is_not_said_to_differ_from_the_others_after_it(
+    tmp_path: Path,
+) -> None:
+    first = [row | {"step": 1} for row in series(4, 8, 16, 32)]
+    # The file of rank 1 was cut: of its second operation the host trace alone is there.
+    lost = first[1] | {"ts_ns": None, "dur_ns": None, "issued_ns": None, "step": None}
+    alignment, table = align(tmp_path, {0: first, 1: [*later([first[0], first[2]]), lost]})
+    assert [(group["num_mismatches"], group["first_mismatch"]) for group in alignment.groups] == [(0, None)]
+    assert table["wait_ns"].null_count() == table.height
+    told = "which operation of the other ranks it is cannot be told"
+    assert table.filter(rank=1, node_id=1)["mismatch"].to_list() == [told]
