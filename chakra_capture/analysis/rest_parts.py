@@ -74,6 +74,8 @@ def _part(name: str, kind: str, segments: Segments, ts: int) -> str:
 
 def mean_rest_parts(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
     """Mean of each part over all steps of all ranks that have any, largest first: ``part`` and ``wall_ns``."""
+    if not tables:
+        return pl.DataFrame(schema={"part": pl.String, "wall_ns": pl.Float64})
     rows = pl.concat([table.with_columns(rank=pl.lit(at)) for at, table in enumerate(tables)], how="diagonal")
     num_steps = rows.n_unique(["rank", "window", "step"])
     sums = rows.group_by("part").agg(pl.col("wall_ns").sum() / max(num_steps, 1))
