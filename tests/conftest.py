@@ -19,6 +19,9 @@ from chakra_capture.recording import registry
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
 
+# A process at the end of every training would double the time of the tests; those of it put it on.
+os.environ["CHAKRA_CAPTURE_NO_SUMMARY"] = "1"
+
 # Written by pytest itself, or once per process by torch, Lightning and polars on first use; threads also by Dask.
 _NOT_OURS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "PL_GLOBAL_SEED", "PL_SEED_WORKERS", "_RJEM_MALLOC_CONF"}
 _FOREIGN_THREADS = ("Dask-", "IO loop", "execnet", "pytest", "tqdm", "Dummy")

@@ -129,7 +129,7 @@ def overview(
         for rank, head in sorted(manifests.items())
     }
     shown = {trace.rank for trace in traces}
-    communication, stragglers = _communication(MergedRun(run.merged_dir), shown)
+    communication, stragglers = _communication(MergedRun(run.merged_dir), shown) if traces else (None, None)
     operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
     kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
     return Overview(

@@ -43,6 +43,7 @@ def summary(
     job: str | None = None,
     rank: Annotated[int | None, Parameter(validator=not_negative)] = None,
     top: Annotated[int, Parameter(validator=not_negative)] = 8,
+    phases_only: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Show what a run recorded and where its step time went.
@@ -79,6 +80,8 @@ def summary(
         Show one rank only.
     top
         Rows in the lists of operators and kernels.
+    phases_only
+        Leave the traces alone, merged or not: show the phases of all steps.
     json
         Print JSON.
     """
@@ -90,8 +93,11 @@ def summary(
     from chakra_capture.trace.phase_records import read_phases
 
     run = find_run(path, job)
-    _merge_stale(run)
-    merged = run.merged_ranks
+    if phases_only and not run.phase_files:
+        raise TraceFileError(f"{path} holds no phases of steps. Record with phases: true, or leave out --phases-only.")
+    if not phases_only:
+        _merge_stale(run)
+    merged = {} if phases_only else run.merged_ranks
     known = sorted({*merged, *run.phase_files})
     if rank is not None and rank not in known:
         raise TraceFileError(f"{path} has no merged rank {rank}; it has {number_ranges(known)}. Name one of them.")
@@ -103,7 +109,7 @@ def summary(
             phases[number] = phase_summary(records)
     if not merged and not run.ranks and not phases:
         raise TraceFileError(run.why_empty)
-    if not merged and run.ranks:
+    if not merged and run.ranks and not phases_only:
         raise TraceFileError(
             f"no rank of {path} could be merged. See the messages above, or run: chakra-capture merge {path}"
         )

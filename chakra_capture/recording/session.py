@@ -25,6 +25,7 @@ from chakra_capture.recording.notices import warn_of_what_will_not_be
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
+from chakra_capture.recording.summary_process import write_summary
 from chakra_capture.recording.window import NEVER
 
 logger = logging.getLogger(__name__)
@@ -277,6 +278,7 @@ class Session:
 
     def close(self, reason: Reason = Reason.training_ended, error: BaseException | None = None) -> None:
         """Finish what is being recorded and say in the manifest what was and why; later calls do nothing."""
+        run = self._run
         with registry.signals_wait():
             self._next_step = NEVER
             if self._run is None:
@@ -297,6 +299,14 @@ class Session:
                 if self._cycles is None or not self._cycles.at_hand:
                     self._run = self._cycles = None
                     registry.remove_session(self)
+        # After SIGTERM there is no time to lose; and what another thread still records has not ended.
+        if run is not None and self._run is None and reason is not Reason.terminated:
+            self._summarise(run)
+
+    def _summarise(self, run: Run) -> None:
+        """Rank 0 has the phases of all ranks summed up, as far as they have come."""
+        if run.manifest.rank == 0 and run.has_phases and not run.disk.is_lost:
+            write_summary(run.paths)
 
     def close_early(self, reason: Reason) -> None:
         """Finish because the process ends; where another thread records, it is asked to, for only it can."""

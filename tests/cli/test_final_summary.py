@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Outcome, run
+from commands import Outcome, refused, run
 
 TRACEML = json.loads((Path(__file__).parent / "traceml_summary.json").read_text())
 PARTS = {"input_wait": 30, "forward": 40, "backward": 20, "optimizer": 5}
@@ -175,3 +175,20 @@ def test_file_that_cannot_be_written_is_said_and_the_summary_is_printed(tmp_path
     assert "What is wrong" in done.out
     assert "final_summary.json is not written" in done.err
     assert sorted(path.name for path in (tmp_path / "0_run").iterdir()) == ["final_summary.json", "rank-0.json"]
+
+
+def test_phases_only_leaves_traces_and_merged_tables_alone(tmp_path):
+    write(tmp_path)
+    for part in ("chakra", "kineto"):
+        (tmp_path / f"0_{part}").mkdir()
+        (tmp_path / f"0_{part}" / "rank-0.json").write_text("no trace at all")
+    done = run("summary", tmp_path, "--phases-only")
+    assert (done.code, done.err) == (0, "")
+    assert "Phases of 19 steps of rank 0" in done.out
+    assert not (tmp_path / "0_merged").exists()
+
+
+def test_phases_only_of_a_run_without_phases_is_refused(tmp_path):
+    (tmp_path / "0_kineto").mkdir()
+    (tmp_path / "0_kineto" / "rank-0.json").write_text("{}")
+    refused(run("summary", tmp_path, "--phases-only"), "holds no phases of steps")
