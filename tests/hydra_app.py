@@ -43,7 +43,7 @@ class App:
         return subprocess.run(
             [self.python, "app.py", *arguments],
             cwd=self.folder,
-            env={**environment, **variables},
+            env={**environment, "CHAKRA_CAPTURE_NO_SUMMARY": "1", **variables},
             capture_output=True,
             text=True,
             timeout=120,
