@@ -52,7 +52,8 @@ class CudaClock:
         if not cuda.is_initialized() or cuda.is_current_stream_capturing():
             return None
         found = cuda.memory_stats_as_nested_dict()
-        return {
+        capacity = int(cuda.get_device_properties(cuda.current_device()).total_memory)
+        return {"capacity_bytes": capacity} | {
             f"{word}{kind}_bytes": int(found[f"{kind}_bytes"]["all"][which])
             for kind in ("allocated", "reserved")
             for word, which in (("", "current"), ("peak_", "peak"))

@@ -1,5 +1,7 @@
 """Times of the device, with torch.cuda's calls replaced: there is no device here."""
 
+from types import SimpleNamespace
+
 import torch
 
 from chakra_capture.recording.device_clock import CudaClock, device_clock
@@ -43,6 +45,12 @@ class Cuda:
     def Event(self, enable_timing):
         return Event(self, enable_timing)
 
+    def current_device(self):
+        return 1
+
+    def get_device_properties(self, device):
+        return SimpleNamespace(total_memory=(5, 9)[device])
+
     def memory_stats_as_nested_dict(self):
         kinds = {"allocated_bytes": (1, 2), "reserved_bytes": (3, 4)}
         return {kind: {"all": {"current": now, "peak": peak}} for kind, (now, peak) in kinds.items()}
@@ -85,6 +93,7 @@ def test_nothing_is_asked_before_the_job_uses_the_device_or_while_it_captures():
 
 def test_memory_is_what_is_used_and_the_peak():
     assert CudaClock(Cuda()).memory() == {
+        "capacity_bytes": 9,
         "allocated_bytes": 1, "peak_allocated_bytes": 2, "reserved_bytes": 3, "peak_reserved_bytes": 4
     }  # fmt: skip
 
