@@ -392,3 +392,15 @@ def test_every_finding_says_what_to_do_in_one_sentence():
     for finding in [*everything.findings, *pair(30).findings, *found(rising(0.5)).findings]:
         assert [text[-1] for text in (finding.summary, finding.action)] == [".", "."]
         assert "\n" not in finding.summary + finding.action
+
+
+def test_longer_forward_of_a_rank_is_not_its_own_where_another_rank_is_late_by_as_much():
+    waiting = step(4, input_wait=1, forward=57, backward=30, optimizer=2)
+    late = step(4, input_wait=31, forward=30, backward=52, optimizer=2)
+    diagnosis = found([waiting] * 20, [late] * 20)
+    assert [each.ranks for each in diagnosis.problems if "STRAGGLER" in each.kind] == [(1,)]
+
+
+def test_one_of_three_ranks_with_less_to_do_is_not_waited_for():
+    busy, idle = (step(4, input_wait=1, forward=30, backward=ms, optimizer=2) for ms in (63, 50))
+    assert not [each for each in found([busy] * 20, [busy] * 20, [idle] * 20).findings if "STRAGGLER" in each.kind]
