@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from chakra_capture.merge.collectives import stated_collective
-from chakra_capture.trace.process_groups import ranks_in_text
+from chakra_capture.trace.process_groups import MOST_RANKS, ranks_in_text, sound_ranks
 
 # Element types as torch's C++ (traces) and NCCL's records spell them, by torch's name, with their bytes.
 _DTYPES = {
@@ -131,10 +131,10 @@ def facts_of_args(text: str | None) -> CommFacts:
 def _ranks(listed: list[int] | None, start: int | None, stride: int | None, size: int | None) -> tuple[int, ...] | None:
     """Members as listed; of a list that was cut, as start, stride and size tell."""
     if listed:
-        return tuple(listed)
-    if start is None or stride is None or size is None or start < 0 or stride < 1 or not 0 < size <= 1 << 20:
+        return sound_ranks(listed)
+    if start is None or stride is None or size is None or stride < 1 or not 0 < size <= MOST_RANKS:
         return None
-    return tuple(range(start, start + stride * size, stride))
+    return sound_ranks(range(start, start + stride * size, stride))
 
 
 def _count(value: int | None) -> int | None:

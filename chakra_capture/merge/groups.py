@@ -60,7 +60,7 @@ class KnownGroups:
 
     def _only_possible(self, columns: Columns, operations: list[Operation]) -> None:
         """Give operations that torch only counted (send, recv) the group that is the only one they can be of."""
-        counts = {name: _Counts.of(name, self.issued) for name, group in self.groups.items() if group.size != 1}
+        counts = _Counts.of({name for name, group in self.groups.items() if group.size != 1}, self.issued)
         able: dict[int, set[str]] = {}
         at: dict[int, dict[str, int]] = {}
         unknown = list(_without_group(operations))
@@ -196,14 +196,17 @@ class _Counts:
     marks: list[tuple[int, int, int]]
 
     @classmethod
-    def of(cls, name: str, issued: Issued) -> "_Counts":
-        marks = [(op.time_ns, op.op - 1, op.op) for op in issued.operations if op.process_group == name and op.op]
+    def of(cls, names: set[str], issued: Issued) -> "dict[str, _Counts]":
+        marks: dict[str, list[tuple[int, int, int]]] = {name: [] for name in sorted(names)}
+        for op in issued.operations:
+            if op.op and op.process_group in marks:
+                marks[op.process_group].append((op.time_ns, op.op - 1, op.op))
         for count in issued.groups:
-            if count.name == name:
+            if count.name in marks:
                 start = None if issued.lost else count.start  # what lies between it and the first note is not known
                 ends = ((issued.start_ns, start), (issued.end_ns, count.end))
-                marks += [(time, number, number) for time, number in ends if number is not None]
-        return cls(sorted(marks))
+                marks[count.name] += [(time, number, number) for time, number in ends if number is not None]
+        return {name: cls(sorted(found)) for name, found in marks.items()}
 
     def interval(self, ts: int) -> int:
         """Number of the stretch between two marks that a time is in; -1 where one of them is not known."""

@@ -2,10 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 _LARGEST_FILE = 64_000_000
+# Numbers go to tables, and are multiplied by the bytes of an element.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class IssuedOperation(msgspec.Struct):
@@ -19,21 +23,21 @@ class IssuedOperation(msgspec.Struct):
 
     name: str
     process_group: str
-    time_ns: int
+    time_ns: _Time
     description: str | None = None
-    seq: int | None = None
-    op: int | None = None
+    seq: _Number | None = None
+    op: _Number | None = None
     dtype: str | None = None
-    in_elements: int | None = None
-    out_elements: int | None = None
+    in_elements: _Number | None = None
+    out_elements: _Number | None = None
 
 
 class GroupCount(msgspec.Struct):
     """How many operations a group had issued when the window began, and when it ended."""
 
     name: str
-    start: int | None = None
-    end: int | None = None
+    start: _Number | None = None
+    end: _Number | None = None
 
 
 class Issued(msgspec.Struct):
@@ -44,8 +48,8 @@ class Issued(msgspec.Struct):
         lost: torch kept fewer than were issued, so the first ones may be missing.
     """
 
-    start_ns: int = 0
-    end_ns: int = 0
+    start_ns: _Time = 0
+    end_ns: _Time = 0
     lost: bool = False
     groups: list[GroupCount] = []
     operations: list[IssuedOperation] = []

@@ -1,7 +1,7 @@
 """Process groups as traces state them: name, description, members."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,7 +20,7 @@ _MEGATRON = {
     "CONTEXT_PARALLEL_GROUP": "cp",
     "EXPERT_MODEL_PARALLEL_GROUP": "ep",
 }
-_MOST_RANKS = 1 << 20
+MOST_RANKS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,15 @@ def groups_in_config(raw: bytes) -> list[ProcessGroup]:
 def _group(stated: _Stated) -> ProcessGroup:
     size = stated.group_size if stated.group_size is not None else stated.pg_size
     listed = stated.ranks if isinstance(stated.ranks, list) else ranks_in_text(stated.ranks)
-    if not listed and size is not None and 0 < size <= _MOST_RANKS:
+    if not listed and size is not None and 0 < size <= MOST_RANKS:
         listed = list(range(size))  # of all ranks torch writes an empty list
-    ranks = tuple(listed) if listed and all(0 <= rank < _MOST_RANKS for rank in listed) else None
+    ranks = sound_ranks(listed)
     return ProcessGroup(str(stated.pg_name), stated.pg_desc or None, ranks, size or (len(ranks) if ranks else None))
+
+
+def sound_ranks(listed: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Members as listed; None for none, and for a list with a number that no rank has."""
+    return tuple(listed) if listed and min(listed) >= 0 and max(listed) < MOST_RANKS else None
 
 
 def ranks_in_text(text: str | None) -> list[int] | None:

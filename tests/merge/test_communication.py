@@ -2,6 +2,7 @@
 
 import numpy as np
 import polars as pl
+import pytest
 from builder import TraceBuilder, merge_files
 
 from chakra_capture.merge.comm_facts import CommFacts
@@ -222,3 +223,20 @@ def test_numbers_at_the_start_tell_nothing_where_torch_lost_the_first_notes():
     issued.operations = notes
     known = KnownGroups(0, {"0": WORLD, "1": PAIR}, issued=issued)
     assert completed(known, [(5, 1)], ["send"]) == [None]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"Process Group Ranks": f"[0, {2**70}]"},
+        {"Process Group Ranks": "[]", "Global rank start": 2**62, "Global rank stride": 2**62, "Group size": 4},
+        {"Process Group Ranks": "[]", "Global rank start": 0, "Global rank stride": 1, "Group size": 2**70},
+        {"Seq": 2**70, "Root Rank": 2**70, "Src Rank": 2**70, "Dst Rank": 2**70},
+        {"In msg nelems": 2**70, "Out msg nelems": -(2**70)},
+    ],
+)
+def test_numbers_that_no_table_can_hold_are_not_known(tmp_path, more):
+    trace = nccl(TraceBuilder().step(1, 0, 100), "allreduce_", "allreduce", 10, **more).merged(tmp_path)
+    (row,) = trace.communication.to_dicts()
+    assert (row["collective"], row["seq"], row["root"]) == ("all_reduce", None, None)
+    assert all(0 <= rank < 2**53 for rank in row["group_ranks"] or ())

@@ -96,3 +96,14 @@ def test_damaged_file_costs_what_it_would_have_told(tmp_path, content):
     found = read_issued(path)
     assert found.issued.operations == []
     assert "rank-0.collectives.json cannot be read" in found.note
+
+
+@pytest.mark.parametrize("number", [-1, 2**60, 2**70])
+@pytest.mark.parametrize("what", ["seq", "op", "in_elements", "out_elements"])
+def test_numbers_that_no_group_reaches_make_the_file_useless_not_the_merge(tmp_path, what, number):
+    note = {"name": "gloo:all_reduce", "process_group": "0", "time_ns": 5, what: number}
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps({"operations": [note]}))
+    found = read_issued(path)
+    assert found.issued.operations == []
+    assert f"$.operations[0].{what}" in found.note
