@@ -6,8 +6,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from chakra_capture.merge.many.run import merge_run
 from chakra_capture.merge.rank import MergeOptions
-from chakra_capture.merge.run import merge_run
 from chakra_capture.trace.discovery import find_run
 
 TRACES = Path(__file__).parent.parent / "traces"

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from chakra_capture.merge.roles import SYNCHRONISING
+from chakra_capture.merge.across.roles import SYNCHRONISING
 from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.schema import Column
 

@@ -25,10 +25,10 @@ from chakra_capture.cli.output import (
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
-    from chakra_capture.merge.alignment import Alignment
-    from chakra_capture.merge.cluster import Cluster
+    from chakra_capture.merge.across.alignment import Alignment
+    from chakra_capture.merge.many.cluster import Cluster
+    from chakra_capture.merge.many.roster import Roster
     from chakra_capture.merge.rank import RankReport
-    from chakra_capture.merge.roster import Roster
     from chakra_capture.trace.discovery import Run
 
 
@@ -104,9 +104,9 @@ def merge(
     json
         Print a JSON report.
     """
+    from chakra_capture.merge.many.roster import Roster, check_ranks
+    from chakra_capture.merge.many.run import merge_run
     from chakra_capture.merge.rank import MergeOptions
-    from chakra_capture.merge.roster import Roster, check_ranks
-    from chakra_capture.merge.run import merge_run
 
     budget = None if memory_budget is None else _bytes(memory_budget)
     options = MergeOptions(force=force, strict=strict, memory_budget=budget)
@@ -206,7 +206,7 @@ def _check_cluster(address: str, file: Path | None) -> None:
 def _executor(cluster: str | None, run: "Run", out: Path) -> "AbstractContextManager[Cluster | None]":
     if cluster is None:
         return nullcontext()
-    from chakra_capture.merge.cluster import connected
+    from chakra_capture.merge.many.cluster import connected
 
     with suppress(ImportError):
         import distributed  # noqa: F401  # it sets up its loggers, and a level for each, when it is imported

@@ -14,9 +14,9 @@ from chakra_capture.cli.output import plain
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from chakra_capture.merge.job import Job
+    from chakra_capture.merge.many.job import Job
+    from chakra_capture.merge.many.run import Watch
     from chakra_capture.merge.rank import RankReport
-    from chakra_capture.merge.run import Watch
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ def read_position(pid: int, files: dict[str, int]) -> int | None:
 @contextmanager
 def watched() -> "Iterator[Watch]":
     """Show a merge on stderr while it runs; nothing where that is no terminal."""
-    from chakra_capture.merge.run import Watch
+    from chakra_capture.merge.many.run import Watch
 
     if not sys.stderr.isatty():
         yield Watch()

@@ -14,9 +14,9 @@ from chakra_capture.merge.edges import Edges, find_edges
 from chakra_capture.merge.exclude import without_validation
 from chakra_capture.merge.groups import KnownGroups
 from chakra_capture.merge.link import HostLink, ambiguous_correlations, link_host_ops
+from chakra_capture.merge.many.origin import Origin, table_sizes
 from chakra_capture.merge.memory import give_back
 from chakra_capture.merge.order import link_by_order
-from chakra_capture.merge.origin import Origin, table_sizes
 from chakra_capture.merge.output import rank_folder, write_link, write_nodes, write_table
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.phases import join_phases

@@ -8,9 +8,9 @@ import sys
 import polars as pl
 import pytest
 
-from chakra_capture.merge.alignment import RunFacts, align_run
+from chakra_capture.merge.across.alignment import RunFacts, align_run
+from chakra_capture.merge.many.run import merge_run
 from chakra_capture.merge.rank import MergeOptions
-from chakra_capture.merge.run import merge_run
 from chakra_capture.trace.discovery import find_run
 from chakra_capture.trace.merged import MergedTrace
 from integrations.communication_job import STEPS

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from chakra_capture.merge.matching import Matches
-from chakra_capture.merge.roles import Role, waits_for
+from chakra_capture.merge.across.matching import Matches
+from chakra_capture.merge.across.roles import Role, waits_for
 from chakra_capture.trace.columns import LARGEST, MISSING, Bool, Int64
 
 Float = npt.NDArray[np.float64]

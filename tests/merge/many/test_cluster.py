@@ -17,9 +17,9 @@ from commands import process, refused, run
 from distributed import Client
 from isal import igzip
 
-from chakra_capture.merge.cluster import Cluster
+from chakra_capture.merge.many.cluster import Cluster
+from chakra_capture.merge.many.run import Watch, merge_run
 from chakra_capture.merge.rank import MergeOptions
-from chakra_capture.merge.run import Watch, merge_run
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 MEMORY = 300_000_000

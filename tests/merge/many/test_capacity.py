@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from chakra_capture.merge.capacity import available_bytes, needed_bytes, unpacked_size
+from chakra_capture.merge.many.capacity import available_bytes, needed_bytes, unpacked_size
 
 GIB = 1 << 30
 MEMINFO = "MemTotal:       32000000 kB\nMemFree:         1000000 kB\nMemAvailable:   20000000 kB\n"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from chakra_capture.merge.memory import give_back, limit_threads
 
 if TYPE_CHECKING:
-    from chakra_capture.merge.job import Job
+    from chakra_capture.merge.many.job import Job
     from chakra_capture.merge.rank import RankReport
 
 
@@ -19,7 +19,7 @@ def merge_packed(data: bytes) -> "RankReport":
     """Merge one rank in this process."""
     limit_threads()
     job: Job = pickle.loads(data)
-    from chakra_capture.merge.job import merge_job
+    from chakra_capture.merge.many.job import merge_job
 
     report = merge_job(job)
     give_back()

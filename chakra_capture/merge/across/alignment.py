@@ -13,11 +13,11 @@ from polars.io.plugins import register_io_source
 
 from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
-from chakra_capture.merge.clocks import AGREEMENT, Clock, compare_clocks, to_reference
-from chakra_capture.merge.matching import Matches, group_table, match_operations
+from chakra_capture.merge.across.clocks import AGREEMENT, Clock, compare_clocks, to_reference
+from chakra_capture.merge.across.matching import Matches, group_table, match_operations
+from chakra_capture.merge.across.roles import Role, roles
+from chakra_capture.merge.across.run_operations import Group, Operations, read_operations
 from chakra_capture.merge.output import write_link, write_table
-from chakra_capture.merge.roles import Role, roles
-from chakra_capture.merge.run_operations import Group, Operations, read_operations
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 from chakra_capture.trace.schema import COLLECTIVES, SCHEMA_VERSION
 

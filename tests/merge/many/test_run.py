@@ -7,10 +7,10 @@ import pytest
 from builder import TraceBuilder
 
 from chakra_capture.layout import RunPaths
-from chakra_capture.merge.job import disown
+from chakra_capture.merge.many.job import disown
+from chakra_capture.merge.many.roster import Roster
+from chakra_capture.merge.many.run import Watch, finish_run, merge_run
 from chakra_capture.merge.rank import MergeOptions, RankReport
-from chakra_capture.merge.roster import Roster
-from chakra_capture.merge.run import Watch, finish_run, merge_run
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 

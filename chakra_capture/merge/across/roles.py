@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from chakra_capture.merge.matching import Matches, differs
+from chakra_capture.merge.across.matching import Matches, differs
 from chakra_capture.trace.columns import Bool
 
 

@@ -7,8 +7,8 @@ import polars as pl
 import pytest
 from handed import DATA, require
 
+from chakra_capture.merge.many.run import merge_run
 from chakra_capture.merge.rank import MergeOptions
-from chakra_capture.merge.run import merge_run
 from chakra_capture.trace.discovery import find_run
 
 

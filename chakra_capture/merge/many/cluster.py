@@ -13,11 +13,11 @@ from queue import Empty, Queue
 from typing import TYPE_CHECKING, Any
 
 from chakra_capture.errors import ClusterError, MissingDependencyError
-from chakra_capture.merge.executors import failure
-from chakra_capture.merge.job import Began, Job
-from chakra_capture.merge.origin import merged_from, own_version
+from chakra_capture.merge.many.executors import failure
+from chakra_capture.merge.many.job import Began, Job
+from chakra_capture.merge.many.origin import merged_from, own_version
+from chakra_capture.merge.many.remote import merge_packed, packed
 from chakra_capture.merge.rank import RankReport
-from chakra_capture.merge.remote import merge_packed, packed
 from chakra_capture.trace.discovery import Run
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection
 
-from chakra_capture.merge.job import Began, Job, merge_job
+from chakra_capture.merge.many.job import Began, Job, merge_job
 from chakra_capture.merge.memory import prepare_process
 from chakra_capture.merge.rank import RankReport
 

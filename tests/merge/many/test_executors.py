@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from builder import TraceBuilder
 
+from chakra_capture.merge.many.remote import merge_packed
+from chakra_capture.merge.many.run import Watch, merge_run
 from chakra_capture.merge.rank import MergeOptions
-from chakra_capture.merge.remote import merge_packed
-from chakra_capture.merge.run import Watch, merge_run
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 
@@ -135,7 +135,7 @@ def test_polars_is_not_there_before_its_threads_are_limited(tmp_path: Path) -> N
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as executor:
         assert (
             executor.submit(
-                eval, "(__import__('chakra_capture.merge.remote'), 'polars' in __import__('sys').modules)[1]"
+                eval, "(__import__('chakra_capture.merge.many.remote'), 'polars' in __import__('sys').modules)[1]"
             ).result()
             is False
         )

@@ -10,10 +10,10 @@ import pytest
 from builder import TraceBuilder, write_json
 from ranks import copy_rank, device, host, manifest, write_rank, write_run
 
-from chakra_capture.merge.roster import Roster, check_ranks
+from chakra_capture.merge.many.roster import Roster, check_ranks
 from chakra_capture.trace.discovery import find_run
 
-TRACES = Path(__file__).parent.parent.parent / "traces"
+TRACES = Path(__file__).resolve().parents[3] / "traces"
 
 
 def roster(folder: Path) -> Roster:

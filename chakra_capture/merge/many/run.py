@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from chakra_capture import layout
-from chakra_capture.merge.alignment import Alignment, RunFacts, align_run
-from chakra_capture.merge.capacity import available_bytes, needed_bytes
-from chakra_capture.merge.cluster import Cluster
-from chakra_capture.merge.executors import merge_on
-from chakra_capture.merge.job import Began, Job, disown
-from chakra_capture.merge.origin import merged_from, origin
-from chakra_capture.merge.processes import merge_here, merge_in_processes
+from chakra_capture.merge.across.alignment import Alignment, RunFacts, align_run
+from chakra_capture.merge.many.capacity import available_bytes, needed_bytes
+from chakra_capture.merge.many.cluster import Cluster
+from chakra_capture.merge.many.executors import merge_on
+from chakra_capture.merge.many.job import Began, Job, disown
+from chakra_capture.merge.many.origin import merged_from, origin
+from chakra_capture.merge.many.processes import merge_here, merge_in_processes
+from chakra_capture.merge.many.roster import Roster, check_ranks
 from chakra_capture.merge.rank import MergeOptions, RankReport
-from chakra_capture.merge.roster import Roster, check_ranks
 from chakra_capture.trace import native
 from chakra_capture.trace.discovery import RankFiles, Run, merged_ranks
 from chakra_capture.trace.reading import ScannerKind

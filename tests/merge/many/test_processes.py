@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from builder import TraceBuilder
 
-from chakra_capture.merge import run as run_module
-from chakra_capture.merge.job import Job
-from chakra_capture.merge.origin import origin
-from chakra_capture.merge.processes import merge_in_processes
+from chakra_capture.merge.many import run as run_module
+from chakra_capture.merge.many.job import Job
+from chakra_capture.merge.many.origin import origin
+from chakra_capture.merge.many.processes import merge_in_processes
+from chakra_capture.merge.many.run import Watch, merge_run
 from chakra_capture.merge.rank import MergeOptions
-from chakra_capture.merge.run import Watch, merge_run
 from chakra_capture.trace.discovery import Run, find_run
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from chakra_capture import layout
 from chakra_capture.errors import ChakraCaptureError
-from chakra_capture.merge.origin import Origin
+from chakra_capture.merge.many.origin import Origin
 from chakra_capture.merge.rank import MergeOptions, RankReport, merge_rank
 from chakra_capture.trace.discovery import RankFiles
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from chakra_capture.merge.run_operations import Group, Operations
+from chakra_capture.merge.across.run_operations import Group, Operations
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 
 _NONE = -1
