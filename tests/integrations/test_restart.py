@@ -20,7 +20,11 @@ def test_restart_leaves_both_runs_and_what_the_lost_rank_left_is_salvaged(tmp_pa
     for kind in ("chakra", "kineto"):
         assert steps(tmp_path / f"job_{kind}/rank-0.json") == list(range(2, 31))
         assert files(tmp_path / f"job_{kind}") == ["rank-0.json", "rank-1.json.part"]
-    assert [name for name in files(tmp_path / "job_run") if "started" not in name] == ["rank-0.json", "run.json"]
+    assert [name for name in files(tmp_path / "job_run") if "started" not in name] == [
+        "rank-0.collectives.json",
+        "rank-0.json",
+        "run.json",
+    ]
 
     done = process("merge", tmp_path, "--job", "job")
     assert done.code == 0, done
