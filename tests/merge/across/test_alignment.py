@@ -143,3 +143,30 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     folders = write_ranks(tmp_path, Job(ranks=2, steps=1).rows())
     with pytest.raises(TraceFileError, match="cannot be written: No such file or directory"):
         align_run(tmp_path / "none", folders, RunFacts())
+
+
+def test_no_wait_is_stated_of_ranks_whose_clocks_fit_no_line(tmp_path: Path) -> None:
+    # The first operation says that clock 1 is some 10 ms ahead, the others that it is not.
+    starts = [0, *(20 * MS * number for number in range(1, 6))]
+    zero = [operation(at, 100 * US, seq=n, group_ranks=[0, 1]) for n, at in enumerate(starts)]
+    one = [
+        operation(at + (10 * MS if not n else 0), 100 * US, seq=n, group_ranks=[0, 1]) for n, at in enumerate(starts)
+    ]
+    alignment, table = align(tmp_path, {0: zero, 1: one})
+    assert alignment.clocks[1].reason is not None
+    assert table["num_found"].to_list() == [2] * 12
+    for column in ("wait_ns", "transfer_ns", "skew_ns", "last_rank"):
+        assert table[column].null_count() == 12
+
+
+def test_nobody_need_wait_for_everybody_in_an_uneven_all_to_all(tmp_path: Path) -> None:
+    # Rank 0 leaves before rank 1 arrives, as it may if it gets nothing from it; if all give alike it cannot.
+    def exchange(ts: int, size: int) -> dict[str, Any]:
+        sizes = {"in_bytes": size, "out_bytes": size, "comm_bytes": size}
+        return operation(ts, 100, collective="all_to_all", group_ranks=[0, 1], **sizes)
+
+    later = operation(10_000, 100, group_ranks=[0, 1])
+    for size, offset in ((50, 0), (100, None)):
+        rows = {0: [exchange(0, 100), later], 1: [exchange(1000, size), later]}
+        alignment, _ = align(tmp_path / str(size), rows, hosts=HERE)
+        assert alignment.clocks[1].offset_ns == offset

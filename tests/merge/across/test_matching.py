@@ -405,3 +405,20 @@ def test_a_rank_that_lost_the_time_of_an_operation_is_not_said_to_differ_from_th
     assert table["wait_ns"].null_count() == table.height
     told = "which operation of the other ranks it is cannot be told"
     assert table.filter(rank=1, node_id=1)["mismatch"].to_list() == [told]
+
+
+def test_numbers_that_begin_anew_in_a_later_window_are_matched_within_it(tmp_path: Path) -> None:
+    def row(window: int, seq: int) -> dict[str, Any]:
+        return operation((100 * window + seq) * MS, 100 * US, window=window, seq=seq, group_ranks=[0, 1])
+
+    zero = [row(0, 1), row(0, 2), row(1, 1), row(1, 2)]
+    one = [row(0, 2), row(1, 1), row(1, 2)]  # its first window begins later
+    alignment, table = align(tmp_path, {0: zero, 1: one}, hosts={0: "one", 1: "one"})
+    found = table.group_by("collective_id", maintain_order=True).agg("rank", "window", "seq")
+    assert found.select("rank", "window", "seq").rows() == [
+        ([0], [0], [1]),
+        ([0, 1], [0, 0], [2, 2]),
+        ([0, 1], [1, 1], [1, 1]),
+        ([0, 1], [1, 1], [2, 2]),
+    ]
+    assert alignment.groups[0]["matched_by"] == "seq"
