@@ -206,7 +206,7 @@ def _rank(trace: MergedTrace) -> RankOverview:
 
 def _window_notes(window: dict[str, Any]) -> list[str]:
     notes = list(window["notes"])
-    pairing, host, device = window["pairing"], window["host"], window["device"]
+    pairing, device = window["pairing"], window["device"]
     if pairing and pairing["faults"]:
         notes.append(f"merged by force: {'; '.join(pairing['faults'])}")
     if pairing and pairing["call_order"]:
@@ -215,11 +215,6 @@ def _window_notes(window: dict[str, Any]) -> list[str]:
         notes.append(f"{device['orphans']['launch_not_in_file']} device activities were launched outside the recording")
     if device and device["tail_lost"]:
         notes.append("the end of the device trace is lost: how long the device was busy or idle is not measured")
-    if host and device:
-        for here, there, side in ((device, host, "device"), (host, device, "host")):
-            alone = sorted(set(here["steps"]) - set(there["steps"]))
-            if alone:
-                notes.append(f"steps that only the {side} trace holds: {', '.join(map(str, alone[:10]))}")
     if window["clock_offset_ns"]:
         notes.append(f"device clock is {window['clock_offset_ns']} ns behind the host clock")
     return notes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from chakra_capture.annotations import BACKWARD, BETWEEN_STEPS, PHASE_NAMES
+from chakra_capture.annotations import BACKWARD, BETWEEN_STEPS, PHASE_NAMES, STEP_PREFIX
 from chakra_capture.merge import intervals
 from chakra_capture.merge.nest import innermost_at
 from chakra_capture.trace.columns import Int64
@@ -150,7 +150,7 @@ def _runs(nodes: pl.DataFrame, steps: pl.DataFrame) -> Segments:
 
 
 def _is_step() -> pl.Expr:
-    return pl.col("name").str.starts_with("ProfilerStep#")
+    return pl.col("name").str.starts_with(STEP_PREFIX)
 
 
 def _add_wall(times: _Times, segments: Segments, low: Int64, high: Int64) -> None:

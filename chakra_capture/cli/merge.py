@@ -100,7 +100,8 @@ def merge(
     force
         Merge files that are not of one process, rank and run all the same; link.json says so.
     strict
-        Refuse damaged or unfinished files instead of merging what is whole.
+        Refuse damaged or unfinished files, and pairs whose traces hold different steps, instead of
+        merging what is there.
     json
         Print a JSON report.
     """

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
+from chakra_capture.annotations import PROCESS_GROUP_INIT
 from chakra_capture.merge.collectives import host_collective
 from chakra_capture.merge.comm_facts import CommFacts, bytes_of
 from chakra_capture.merge.operations import Operation, may_run
@@ -15,7 +16,7 @@ from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
 from chakra_capture.trace.issued import Issued, IssuedOperation
-from chakra_capture.trace.process_groups import INIT_NODE, ProcessGroup, by_name, groups_in_init
+from chakra_capture.trace.process_groups import ProcessGroup, by_name, groups_in_init
 
 _POINT_TO_POINT = ("send", "recv")
 
@@ -86,7 +87,7 @@ def _init_groups(host: HostTrace | None) -> tuple[list[ProcessGroup], dict[int, 
     if host is None:
         return [], {}
     found: tuple[list[ProcessGroup], dict[int, str]] = ([], {})
-    for row in host.name.mask((INIT_NODE,)).nonzero()[0].tolist()[-1:]:
+    for row in host.name.mask((PROCESS_GROUP_INIT,)).nonzero()[0].tolist()[-1:]:
         try:
             texts = msgspec.json.decode(host.input_values[row] or "[]", type=list[str])
         except (msgspec.DecodeError, RecursionError):

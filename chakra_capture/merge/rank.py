@@ -169,6 +169,13 @@ def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOption
     communication = find_communication(columns, KnownGroups.of(rank, columns.host, columns.device, issued.issued))
     edges = find_edges(columns)
     entry = _entry(host, device, columns, edges, link, evidence, faults)
+    uncovered = _uncovered(entry["host"], entry["device"])
+    if uncovered and options.strict:
+        raise TraceFileError(
+            f"{files.host} and {files.device} do not cover the same steps: {'; '.join(uncovered)}. "
+            "Leave --strict out to merge all that is there."
+        )
+    entry["notes"] += uncovered
     entry["num_rows_of_validation_left_out"] = num_excluded
     if num_excluded:
         entry["notes"].append(f"rows recorded during validation, left out because the job asked for it: {num_excluded}")
@@ -179,6 +186,22 @@ def _merge_window(rank: int, files: WindowFiles, out: Path, options: MergeOption
     if issued.note:
         entry["notes"].append(issued.note)
     return _Window(columns, communication, edges, entry)
+
+
+def _uncovered(host: dict[str, Any] | None, device: dict[str, Any] | None) -> list[str]:
+    """Which steps of a pair one of its traces lacks: recording of that side was begun later, or ended earlier."""
+    if host is None or device is None:
+        return []
+    sides = ((device, host, "device"), (host, device, "host"))
+    alone = {side: sorted(set(here["steps"]) - set(there["steps"])) for here, there, side in sides}
+    notes = [
+        f"steps that only the {side} trace holds: {', '.join(map(str, steps[:10]))}"
+        for side, steps in alone.items()
+        if steps
+    ]
+    if alone["device"]:
+        notes.append(f"ops of the device trace that have a host op: {host['num_linked']} of {device['num_ops']}")
+    return notes
 
 
 def _check_salvage(host: HostTrace | None, device: DeviceTrace | None, options: MergeOptions) -> None:
@@ -323,6 +346,7 @@ def _device_entry(device: DeviceTrace, columns: Columns) -> dict[str, Any]:
         "rank": device.rank,
         "world_size": device.world_size,
         "backend": device.backend,
+        "num_ops": int(np.count_nonzero(columns.is_kind("host_op", "annotation") & (columns.device_row >= 0))),
         "num_activities": len(rows),
         "num_launched": int(np.count_nonzero(launched)),
         "num_with_parent": int(np.count_nonzero(has_parent)),

@@ -29,7 +29,7 @@ _DDP = "DistributedDataParallel.forward"
 # Of an annotation that was still open when the recording ended.
 _NEVER = int(np.iinfo(np.int64).max)
 # Of whatever wraps a model or what it communicates: open around forward ops, and no work of its own.
-_TRANSPARENT = re.compile(r"gloo:|nccl:|FSDP::|ProfilerStep#|## forward ##|" + re.escape(_DDP))
+_TRANSPARENT = re.compile(rf"gloo:|nccl:|FSDP::|{annotations.STEP_PREFIX}|## forward ##|{re.escape(_DDP)}")
 
 
 def row_phases(columns: Columns) -> Coded:

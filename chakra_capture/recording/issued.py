@@ -2,15 +2,10 @@
 
 import json
 import logging
-import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
-
-from chakra_capture.layout import part_path
-from chakra_capture.recording.files import FILE_MODE, discard, make_folder
 
 logger = logging.getLogger(__name__)
 
@@ -60,19 +55,6 @@ class IssuedOperations:
             ],
             "operations": [_operation(entry) for entry in inside],
         }
-
-    def write(self, final: Path) -> None:
-        """Write the file under its final name."""
-        make_folder(final.parent)
-        part = part_path(final)
-        discard(part)
-        try:
-            with os.fdopen(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, FILE_MODE), "w") as file:
-                json.dump(self.content, file)
-            part.replace(final)
-        except BaseException:
-            discard(part)
-            raise
 
 
 def _in_peace(ask: Callable[[], T]) -> T | None:

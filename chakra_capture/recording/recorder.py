@@ -356,9 +356,9 @@ class Recorder:
         self._discard(kineto_draft_path(part))  # which it leaves where the disk is full
 
     def _publish_issued(self) -> None:
-        issued, final = self._issued, self._issued_final
-        if issued is not None and issued.content is not None:
-            self._run.disk.do(lambda: issued.write(final))
+        content, final = self._issued.content if self._issued is not None else None, self._issued_final
+        if content is not None:
+            self._run.disk.do(lambda: files.write_json(final, content))
             self.record.collectives = self._relative(final)
 
     def _in_time(self, part: Path, action: Callable[[], Published]) -> Published:

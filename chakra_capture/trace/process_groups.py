@@ -6,9 +6,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-INIT_NODE = "## process_group:init ##"
-"""Host trace node whose input is a JSON text of the groups that existed when recording began (schema 1.0.2 on)."""
-
 # torch's DeviceMesh describes the group of dimension dp as mesh_dp.
 _MESH = re.compile(r"mesh_(?P<dim>\w+)")
 # Megatron (and NeMo) describe theirs in words.

@@ -183,7 +183,12 @@ def test_device_time_of_a_step_that_the_host_trace_lacks_is_said(tmp_path: Path)
     assert merged.nodes.filter(pl.col("kind").is_in(["host_op", "annotation"])).height == expected["kineto_ops"]
     alone = sorted(set(device["steps"]) - set(host["steps"]))
     assert [f"ProfilerStep#{number}" for number in alone] == expected["unmatched_steps"]
-    assert "steps that only the device trace holds: 4" in merged.shown.out
+    assert said(merged, "steps that only the device trace holds: 4")
+    assert said(
+        merged, f"ops of the device trace that have a host op: {expected['matched']} of {expected['kineto_ops']}"
+    )
+    strict = run("merge", "--strict", "--host", folder / "et.json", "--device", folder / "kineto.json", "-o", tmp_path)
+    refused(strict, "do not cover the same steps", "steps that only the device trace holds: 4")
     assert device["device_time_without_host_node_ns"] / 1000 == expected["gpu_time_unattached_us"]
     assert said(merged, "device time of ops that only the device trace holds: 520000 of 1040000 ns")
     # Nothing is cut or repaired: the host trace was stopped a step earlier.

@@ -1,7 +1,6 @@
 """What torch noted of the collectives of a window, written beside the manifest; and nothing where it does not tell."""
 
 import json
-import os
 import sys
 from types import SimpleNamespace
 
@@ -9,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from chakra_capture.recording.files import write_json
 from chakra_capture.recording.issued import IssuedOperations
 from chakra_capture.trace.issued import read_issued
 
@@ -25,7 +25,7 @@ def recorded(path, work):
     issued.start()
     work()
     issued.end()
-    issued.write(path)
+    write_json(path, issued.content)
     return read_issued(path).issued
 
 
@@ -77,16 +77,8 @@ def test_a_ring_that_ran_over_says_that_the_first_ones_are_lost(group, monkeypat
     monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", lambda **_: json.dumps(entries).encode())
     issued.end()
     assert issued.content["lost"] is True
-    issued.write(tmp_path / "r.json")
+    write_json(tmp_path / "r.json", issued.content)
     assert read_issued(tmp_path / "r.json").note == "r.json: torch kept only the last 1 collectives of the window"
-
-
-def test_file_is_not_readable_by_others_and_replaces_what_a_killed_process_left(group, tmp_path):
-    path = tmp_path / "r.json"
-    (tmp_path / "r.json.part").write_text("half")
-    recorded(path, dist.barrier)
-    assert os.stat(path).st_mode & 0o007 == 0
-    assert not (tmp_path / "r.json.part").exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"operations": [{"name": 1}]}', b"[" * 5000])

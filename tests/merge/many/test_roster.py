@@ -71,12 +71,16 @@ def copy_of_its_neighbour(folder: Path) -> None:
     copy_rank(folder, 1, 2)
 
 
-def beyond_the_world(folder: Path) -> None:
+def beyond_the_world(folder: Path, rank: int = 9) -> None:
     for side in (host, device, manifest):
-        os.rename(side(folder, 2), side(folder, 9))
-        path = side(folder, 9)
-        path.write_text(path.read_text().replace('"rank": 2, "world_size": 4', '"rank": 9'))
-    edit(manifest(folder, 9), rank=9, world_size=None)
+        os.rename(side(folder, 2), side(folder, rank))
+        path = side(folder, rank)
+        path.write_text(path.read_text().replace('"rank": 2, "world_size": 4', f'"rank": {rank}'))
+    edit(manifest(folder, rank), rank=rank, world_size=None)
+
+
+def just_beyond_the_world(folder: Path) -> None:
+    beyond_the_world(folder, 4)
 
 
 @pytest.mark.parametrize(
@@ -105,6 +109,7 @@ def beyond_the_world(folder: Path) -> None:
             "different rank: rank 2 expected, device trace of rank 1, of which it is a copy",
         ),
         (beyond_the_world, 9, "not of this run: it is rank 9 of a world size of 4"),
+        (just_beyond_the_world, 4, "not of this run: it is rank 4 of a world size of 4"),
     ],
 )
 def test_the_one_rank_that_is_not_of_the_run_is_named(
