@@ -104,6 +104,12 @@ def add_phases(folder: Path) -> tuple[Any, ...]:
     return ()
 
 
+def add_notes_of_collectives(folder: Path) -> tuple[Any, ...]:
+    (folder / "0_run").mkdir(exist_ok=True)
+    (folder / "0_run" / "rank-1.collectives.json").write_text('{"schema_version": 1, "operations": []}')
+    return ()
+
+
 def change_cut_steps(folder: Path) -> tuple[Any, ...]:
     content = json.loads(manifest(folder, 1).read_text())
     content["windows"][0]["aborted_steps"] = [2]
@@ -136,6 +142,7 @@ def damage_link(folder: Path) -> tuple[Any, ...]:
         (lose_a_table, [1]),
         (cut_a_table, [1]),
         (add_phases, [1]),
+        (add_notes_of_collectives, [1]),
         (change_cut_steps, [1]),
         (merged_by_another_version, [1]),
         (damage_link, [1]),

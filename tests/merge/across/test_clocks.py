@@ -265,3 +265,14 @@ def test_a_clock_is_found_exactly_where_a_plain_linear_program_has_a_solution(
         return
     below, above = span(Fraction((clock.drift_ppm or 0.0) * 1e-6))
     assert float(below) - 2 <= clock.low_ns <= clock.offset_ns <= clock.high_ns <= float(above) + 2
+
+
+def test_doubt_about_the_rank_between_adds_to_that_about_a_rank_beyond_it(tmp_path: Path) -> None:
+    first = operation(0, 100, process_group="a", group_ranks=[0, 1])
+    second = operation(1000, 50, process_group="b", group_ranks=[1, 2])
+    alignment, _ = align(tmp_path, {0: [first], 1: [first, second], 2: [second]})
+    # Nobody leaves before the last arrives: rank 1 is within 100 ns of rank 0, rank 2 within 50 of rank 1.
+    bounds = {rank: (clock.low_ns, clock.high_ns) for rank, clock in alignment.clocks.items()}
+    # Rounding and drift within these 2 us add some ns.
+    assert bounds[1] == pytest.approx((-100, 100), abs=5)
+    assert bounds[2] == pytest.approx((-150, 150), abs=5)
