@@ -10,7 +10,7 @@ import polars as pl
 
 from chakra_capture.analysis.noise import Change, Verdict, compare_runs, compare_series
 from chakra_capture.annotations import BETWEEN_STEPS, INPUT_WAIT, PHASE_NAMES
-from chakra_capture.trace.phase_records import PhaseRecords, Untimed
+from chakra_capture.trace.phase_records import USUAL, PhaseRecords, Untimed
 
 SCHEMA_VERSION = 1
 STEP = "step"
@@ -130,14 +130,13 @@ def run_steps(label: str, records: Mapping[int, PhaseRecords], world_size: int |
 
 def _series(records: PhaseRecords) -> tuple[dict[str, Float], int | None]:
     """The step, its phases and the residual of whole steps that are neither profiled nor the first."""
-    steps = records.steps.with_row_index("row").filter(~pl.col("partial") & ~pl.col("profiled") & ~pl.col("first"))
-    rows = steps["row"]
-    phases = records.phases.filter(~pl.col("in_gap") & pl.col("row").is_in(rows.implode()))
-    wide = {name: _of_phase(phases, rows, name) for name in phases["phase"].unique().to_list()}
-    between = sum((wide.pop(name) for name in BETWEEN_STEPS if name in wide), np.zeros(len(rows)))
-    work = steps["dur_ns"].to_numpy().astype(np.float64) - between
+    steps = records.work.filter(USUAL)
+    rows, work = steps["row"], steps["work_ns"].to_numpy().astype(np.float64)
+    of_step = ~pl.col("in_gap") & ~pl.col("phase").is_in(BETWEEN_STEPS)
+    phases = records.phases.filter(of_step & pl.col("row").is_in(rows.implode()))
     untimed = Untimed(records)
-    timed = {name: series for name, series in wide.items() if not untimed.mask(name, rows).any()}
+    names = [name for name in phases["phase"].unique().to_list() if not untimed.mask(name, rows).any()]
+    timed = {name: _of_phase(phases, rows, name) for name in names}
     residual = {RESIDUAL: work - sum(timed.values())} if timed else {}
     return {STEP: work, **timed, **residual}, _batches(phases, rows)
 

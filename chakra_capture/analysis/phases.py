@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 
 from chakra_capture.annotations import BETWEEN_STEPS, PHASE_NAMES
-from chakra_capture.trace.phase_records import PhaseRecords, Untimed
+from chakra_capture.trace.phase_records import USUAL, PhaseRecords, Untimed
 from chakra_capture.trace.schema import Column
 
 RESIDUAL, OTHER = "residual", "other"
@@ -72,7 +72,7 @@ class PhaseSummary:
 
 def phase_summary(records: PhaseRecords) -> PhaseSummary:
     """Summarise the steps that ran as they always do: whole, not under the profiler, not the first of a training."""
-    whole = records.steps.with_row_index("row").filter(~pl.col("partial"))
+    whole = records.work
     counted, left_out = _counted(whole)
     num = counted.height
     phases = records.phases.filter(pl.col("row").is_in(counted["row"].implode()))
@@ -84,18 +84,13 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
     )  # fmt: skip
     sums = parts.group_by("row", "place").agg(pl.col("dur_ns").sum())
     wall = counted.select(
-        "row", (pl.col("dur_ns") + pl.col("gap_ns").fill_null(0)).alias("wall_ns"), "dur_ns", "gap_ns"
+        "row", (pl.col("dur_ns") + pl.col("gap_ns").fill_null(0)).alias("wall_ns"), "work_ns", "inside_ns", "gap_ns"
     )
-    wall = wall.join(_place(sums, "step", "in_step"), on="row", how="left", validate="1:1")
-    # What comes between the batches of a step is measured in it and is none of its work.
-    inside = phases.filter(~pl.col("in_gap") & pl.col("phase").is_in(BETWEEN_STEPS))
-    inside = inside.group_by("row").agg(pl.col("dur_ns").sum().alias("inside_ns"))
-    for sums_of_rows in (inside, _place(sums, "between", "between_ns")):
-        wall = wall.join(sums_of_rows, on="row", how="left", validate="1:1")
+    for place, name in (("step", "in_step"), ("between", "between_ns")):
+        wall = wall.join(_place(sums, place, name), on="row", how="left", validate="1:1")
     wall = wall.fill_null(0)
-    work = pl.col("dur_ns") - pl.col("inside_ns")
     rests = wall.select(
-        "row", (work - pl.col("in_step")).alias(RESIDUAL), work.alias("work_ns"),
+        "row", (pl.col("work_ns") - pl.col("in_step")).alias(RESIDUAL), "work_ns",
         (pl.col("gap_ns") + pl.col("inside_ns") - pl.col("between_ns")).alias(OTHER),
     )  # fmt: skip
     total = int(wall["wall_ns"].sum())
@@ -122,8 +117,8 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         left_out=left_out,
         step_mean_ns=_number(rests["work_ns"].mean()),
         step_median_ns=_number(rests["work_ns"].median()),
-        profiled_median_ns=None if "under the profiler" not in left_out else _median_work(records, pl.col("profiled")),
-        first_ns=_median_work(records, pl.col("first") & ~pl.col("profiled")),
+        profiled_median_ns=None if "under the profiler" not in left_out else _median_work(whole, pl.col("profiled")),
+        first_ns=_median_work(whole, pl.col("first") & ~pl.col("profiled")),
         steps_per_s=num / total * 1e9 if total else None,
         rss_bytes=_largest(records.steps["rss_bytes"]),
         wall_ns=total,
@@ -133,13 +128,9 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
     )
 
 
-def _median_work(records: PhaseRecords, which: pl.Expr) -> float | None:
-    """Median of whole steps of a kind, without what comes between their batches."""
-    steps = records.steps.with_row_index("row").filter(~pl.col("partial") & which)
-    inside = records.phases.filter(~pl.col("in_gap") & pl.col("phase").is_in(BETWEEN_STEPS))
-    inside = inside.group_by("row").agg(pl.col("dur_ns").sum().alias("inside_ns"))
-    work = steps.join(inside, on="row", how="left").select(pl.col("dur_ns") - pl.col("inside_ns").fill_null(0))
-    return _number(work["dur_ns"].median())
+def _median_work(whole: pl.DataFrame, which: pl.Expr) -> float | None:
+    """Median of the work of steps of a kind."""
+    return _number(whole.filter(which)["work_ns"].median())
 
 
 def _largest(values: pl.Series) -> int | None:
@@ -177,7 +168,7 @@ def _notes(records: PhaseRecords, whole: pl.DataFrame) -> list[str]:
 
 def _counted(whole: pl.DataFrame) -> tuple[pl.DataFrame, dict[str, int]]:
     """The steps that count, or all if none would."""
-    counted = whole.filter(~pl.col("profiled") & ~pl.col("first"))
+    counted = whole.filter(USUAL)
     if counted.is_empty():
         return whole, {}
     profiled = int(whole["profiled"].sum())

@@ -19,7 +19,7 @@ from chakra_capture.annotations import (
     PHASE_NAMES,
     RECORDING,
 )
-from chakra_capture.trace.phase_records import PhaseRecords, Untimed
+from chakra_capture.trace.phase_records import USUAL, PhaseRecords, Untimed
 
 STEP, TRACED, COMPUTE, REST = "step_time", "traced", "compute", "rest"
 BETWEEN_OTHER = "between_other"
@@ -53,7 +53,7 @@ class StepSeries:
 def step_series(rank: int, records: PhaseRecords, most_steps: int) -> StepSeries:
     """Lay out the last ``most_steps`` steps that count."""
     whole = records.steps.with_row_index("row").filter(~pl.col("partial"))
-    steps = whole.filter(~pl.col("profiled") & ~pl.col("first")).unique(_KEYS, keep="last", maintain_order=True)
+    steps = whole.filter(USUAL).unique(_KEYS, keep="last", maintain_order=True)
     steps = steps.tail(most_steps)
     phases = records.phases.filter(pl.col("row").is_in(steps["row"].implode()))
     inside = phases.filter(~pl.col("in_gap"))

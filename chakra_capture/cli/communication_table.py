@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from chakra_capture.cli.output import count_of, duration, make_table, number_ranges, percent, plain, size
+from chakra_capture.cli.output import count_of, duration, make_table, percent, shortened, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,11 +33,11 @@ def print_communication(out: "Console", result: "Overview") -> None:
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     name = "?" if row["process_group"] is None else str(row["process_group"])
-    group = plain(f"{name} ({row['mesh_dim']})" if row["mesh_dim"] else name)
+    group = f"{name} ({row['mesh_dim']})" if row["mesh_dim"] else name
     bus = row["bus_bytes_per_s"]
     return (
-        group if len(group) <= _WIDTH else f"{group[: _WIDTH - 1]}\u2026",
-        plain(row["collective"])[:_WIDTH],
+        shortened(group, _WIDTH),
+        shortened(row["collective"], _WIDTH),
         str(row["count"]),
         _bytes(row["min_bytes"], row["max_bytes"]),
         duration(row["dur_ns"]),
@@ -57,6 +57,6 @@ def _verdict(stragglers: "Stragglers") -> str:
     if not stragglers.ranks:
         return f"straggler: none named, {stragglers.reason}"
     first = stragglers.table.filter(rank=stragglers.ranks[0]).row(0, named=True)
-    named = ", ".join(number_ranges([rank]) for rank in stragglers.ranks)
+    named = ", ".join(map(str, stragglers.ranks))
     late = f"late by {duration(first['delay_ns'])} a step ({percent(first['share'], 1)})"
     return f"straggler: rank {named}, {late}, the latest in {first['num_latest']} of {steps}"

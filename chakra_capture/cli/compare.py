@@ -14,6 +14,7 @@ from chakra_capture.cli.output import (
     make_table,
     plain,
     print_json,
+    shortened,
 )
 from chakra_capture.errors import TraceFileError
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 EXIT_INCONCLUSIVE = 3
 EXIT_REGRESSION = 4
+_NAME = 16
 _JSON_NAME, _TEXT_NAME = "compare.json", "compare.txt"
 # Of TraceML's summaries: its averages in ms by our names.
 _TRACEML = {
@@ -190,7 +192,7 @@ def _print(out: "Console", result: "Comparison") -> None:
     table.columns[0].justify = table.columns[5].justify = "left"
     for row in result.rows:
         name = row.domain if row.rank is None else f"rank {row.rank}"
-        table.add_row(plain(name)[:16], duration(row.first_ns), duration(row.second_ns), *_change(row.change))
+        table.add_row(shortened(name, _NAME), duration(row.first_ns), duration(row.second_ns), *_change(row.change))
     out.print(table)
     for note in result.notes:
         out.print(plain(f"note: {note}"))

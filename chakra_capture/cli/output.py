@@ -30,6 +30,12 @@ def plain(text: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
+def shortened(name: str, width: int) -> str:
+    """Fit a name into ``width``: what a trace calls something may hold anything, line breaks too."""
+    line = plain(name)
+    return line if len(line) <= width else f"{line[: width - 1]}…"
+
+
 def print_line(text: str) -> None:
     """Print one line on stdout."""
     print(plain(text))

@@ -3,7 +3,7 @@
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from chakra_capture.cli.output import count_of, duration, make_table, percent, plain, size
+from chakra_capture.cli.output import count_of, duration, make_table, percent, plain, shortened, size
 
 if TYPE_CHECKING:
     import polars as pl
@@ -128,5 +128,4 @@ def _rows(table: "Table", rows: Any) -> Any:
 
 
 def _name(row: dict[str, Any]) -> str:
-    name = plain(row["phase"])
-    return f"  {name if len(name) <= _NAME else name[: _NAME - 1] + '…'}"
+    return f"  {shortened(row['phase'], _NAME)}"

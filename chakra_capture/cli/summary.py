@@ -20,6 +20,7 @@ from chakra_capture.cli.output import (
     plain,
     print_error,
     print_json,
+    shortened,
 )
 from chakra_capture.cli.phase_tables import print_phase_times, print_phases
 from chakra_capture.errors import TraceFileError
@@ -290,11 +291,5 @@ def _top_table(title: str, rows: "pl.DataFrame", time: str) -> "Table":
     table.columns[0].justify = "left"
     for row in rows.iter_rows(named=True):
         cells = (str(row["count"]), duration(row[time]), percent(row["share"], 1))
-        table.add_row(_shortened(row["name"], _NAME_WIDTH).ljust(_NAME_WIDTH), *cells)
+        table.add_row(shortened(row["name"].removeprefix("void "), _NAME_WIDTH).ljust(_NAME_WIDTH), *cells)
     return table
-
-
-def _shortened(name: str, width: int) -> str:
-    """Fit a name into ``width``: what a trace calls something may hold anything, line breaks too."""
-    line = plain(name.removeprefix("void "))
-    return line if len(line) <= width else f"{line[: width - 1]}…"

@@ -1,7 +1,7 @@
 """What the arguments of one row say about the communication it belongs to: operation, group, sizes, peers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import msgspec
@@ -110,21 +110,23 @@ def facts_of_args(text: str | None) -> CommFacts:
         args = msgspec.json.decode(text, type=_Args)
     except (msgspec.DecodeError, RecursionError):
         return NOTHING
-    collective = stated_collective(args.collective or "")
-    dtype = _dtype(args.dtype)
-    peer = args.target if collective == "send" else args.source if collective == "recv" else None
+    facts = _stated(args, ranks_in_text(args.ranks))
+    peer = args.target if facts.collective == "send" else args.source if facts.collective == "recv" else None
+    return replace(facts, seq=_count(args.seq), root=_count(args.root), peer=_count(peer))
+
+
+def _stated(record: "_Args | _Details", listed: list[int] | None) -> CommFacts:
+    """What both the device trace and the host trace state of an operation."""
+    dtype = _dtype(record.dtype)
     return CommFacts(
-        collective=collective,
-        process_group=None if args.group in (None, "") else str(args.group),
-        description=args.description or None,
-        ranks=_ranks(ranks_in_text(args.ranks), args.start, args.stride, args.size),
-        group_size=_count(args.size),
+        collective=stated_collective(record.collective or ""),
+        process_group=None if record.group in (None, "") else str(record.group),
+        description=record.description or None,
+        ranks=_ranks(listed, record.start, record.stride, record.size),
+        group_size=_count(record.size),
         dtype=None if dtype is None else dtype[0],
-        in_bytes=_bytes(args.num_in, dtype),
-        out_bytes=_bytes(args.num_out, dtype),
-        seq=_count(args.seq),
-        root=_count(args.root),
-        peer=_count(peer),
+        in_bytes=_bytes(record.num_in, dtype),
+        out_bytes=_bytes(record.num_out, dtype),
     )
 
 
@@ -183,20 +185,9 @@ def _of_details(details: str | None) -> CommFacts:
     if not details or "collective_name" not in details:
         return NOTHING
     try:
-        attrs = msgspec.json.decode(details, type=_Details)
+        return _stated(msgspec.json.decode(details, type=_Details), None)
     except (msgspec.DecodeError, RecursionError):
         return NOTHING
-    dtype = _dtype(attrs.dtype)
-    return CommFacts(
-        collective=stated_collective(attrs.collective or ""),
-        process_group=attrs.group or None,
-        description=attrs.description or None,
-        ranks=_ranks(None, attrs.start, attrs.stride, attrs.size),
-        group_size=_count(attrs.size),
-        dtype=None if dtype is None else dtype[0],
-        in_bytes=_bytes(attrs.num_in, dtype),
-        out_bytes=_bytes(attrs.num_out, dtype),
-    )
 
 
 def _of_inputs(inputs: str | None, types: str | None, outputs: str | None, group_names: dict[int, str]) -> CommFacts:

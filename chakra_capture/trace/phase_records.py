@@ -13,7 +13,7 @@ from typing import Annotated, Any, BinaryIO
 import msgspec
 import polars as pl
 
-from chakra_capture.annotations import FIRST, PARTIAL, PROFILED, UPDATE_SKIPPED, WHOLE_STEP
+from chakra_capture.annotations import BETWEEN_STEPS, FIRST, PARTIAL, PROFILED, UPDATE_SKIPPED, WHOLE_STEP
 from chakra_capture.errors import TraceFileError
 
 # Sums of three of them stay within 64 bits.
@@ -155,6 +155,24 @@ class PhaseRecords:
     is_closed: bool = False
     num_unreadable: int = 0
     is_cut: bool = False
+
+    @property
+    def work(self) -> pl.DataFrame:
+        """The whole steps with their ``row``, and ``work_ns``: their duration less what comes between their batches.
+
+        That is measured in a step that accumulates, and is none of its work; it is ``inside_ns``.
+        """
+        inside = self.phases.filter(~pl.col("in_gap") & pl.col("phase").is_in(BETWEEN_STEPS))
+        inside = inside.group_by("row").agg(pl.col("dur_ns").sum().alias("inside_ns"))
+        whole = self.steps.with_row_index("row").filter(~pl.col("partial"))
+        whole = whole.join(inside, on="row", how="left", validate="1:1", maintain_order="left")
+        return whole.with_columns(pl.col("inside_ns").fill_null(0)).with_columns(
+            work_ns=pl.col("dur_ns") - pl.col("inside_ns")
+        )
+
+
+USUAL = ~pl.col("profiled") & ~pl.col("first")
+"""Of whole steps those that ran as they always do."""
 
 
 class Untimed:
