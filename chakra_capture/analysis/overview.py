@@ -11,6 +11,7 @@ from chakra_capture.analysis.communication import communication_summary
 from chakra_capture.analysis.device import device_time
 from chakra_capture.analysis.diagnosis import Diagnosis, diagnose_series
 from chakra_capture.analysis.kernels import kernel_summary
+from chakra_capture.analysis.loop import loop_windows
 from chakra_capture.analysis.operators import operator_summary
 from chakra_capture.analysis.phase_times import mean_phase_times, phase_times
 from chakra_capture.analysis.phases import PhaseSummary
@@ -130,6 +131,7 @@ def overview(
     }
     shown = {trace.rank for trace in traces}
     communication, stragglers = _communication(MergedRun(run.merged_dir), shown) if traces else (None, None)
+    by_phase = [_by_phase(trace) for trace in traces]
     operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
     kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
     return Overview(
@@ -141,13 +143,18 @@ def overview(
         kernels=kernels,
         recordings=recordings,
         phases=phases,
-        phase_times=mean_phase_times([phase_times(trace) for trace in traces]),
-        rest_parts=mean_rest_parts([rest_parts(trace) for trace in traces]),
+        phase_times=mean_phase_times([times for times, _ in by_phase]),
+        rest_parts=mean_rest_parts([rest for _, rest in by_phase]),
         communication=communication,
         stragglers=stragglers,
         diagnosis=diagnose_series(series, stragglers) if series else None,
         notes=tuple(_notes(run, shown or set(phases), world_size)),
     )
+
+
+def _by_phase(trace: MergedTrace) -> tuple[pl.DataFrame, pl.DataFrame]:
+    windows = loop_windows(trace)
+    return phase_times(trace, windows=windows), rest_parts(trace, windows=windows)
 
 
 def _communication(run: MergedRun, shown: set[int]) -> tuple[pl.DataFrame | None, Stragglers | None]:

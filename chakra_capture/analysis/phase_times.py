@@ -6,14 +6,12 @@ Idle time counts to the phase that the loop's thread is in meanwhile.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-from chakra_capture.annotations import BACKWARD, BETWEEN_STEPS, PHASE_NAMES, STEP_PREFIX
+from chakra_capture.analysis.loop import PHASES, LoopWindow, cut_to_steps, is_step, loop_windows
 from chakra_capture.merge import intervals
-from chakra_capture.merge.nest import innermost_at
 from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
@@ -31,21 +29,22 @@ SCHEMA = (
     Column("device_idle_ns", pl.Int64, "time without any of them; null = not measured", "ns"),
 )
 
-_PHASES = (*PHASE_NAMES, *BETWEEN_STEPS, None)
 _ON_DEVICE = ("kernel", "memcpy", "memset")
 _TIMES = ("compute_ns", "exposed_communication_ns", "exposed_memory_ns")
 
 
-def phase_times(trace: MergedTrace) -> pl.DataFrame:
+def phase_times(trace: MergedTrace, *, windows: Sequence[LoopWindow] | None = None) -> pl.DataFrame:
     """Split the recorded steps of one rank by phase.
+
+    Args:
+        windows: ``loop_windows`` of the trace, where they are at hand.
 
     Returns:
         a table of ``SCHEMA``: for each step with a duration a row per phase that has something in it, and one for the
         rest. ``wall_ns`` of a step's rows sum to its duration, and so do the device's four times.
     """
-    steps = trace.steps.filter(pl.col("step").is_not_null() & pl.col("dur_ns").is_not_null())
-    found = [_of_window(trace, mine, window) for (window,), mine in steps.group_by("window", maintain_order=True)]
-    return pl.concat([_empty(), *found])
+    used = loop_windows(trace) if windows is None else windows
+    return pl.concat([_empty(), *(_of_window(each, tail_lost=trace.device_tail_lost) for each in used)])
 
 
 def mean_phase_times(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -66,7 +65,7 @@ def mean_phase_times(tables: Sequence[pl.DataFrame]) -> pl.DataFrame:
         for name in _COUNTED
     ]
     table = rows.group_by("phase").agg(pl.len().alias("num_steps"), *means)
-    order = {phase: at for at, phase in enumerate(_PHASES)}
+    order = {phase: at for at, phase in enumerate(PHASES)}
     return table.sort(pl.col("phase").replace_strict(order, return_dtype=pl.Int64))
 
 
@@ -74,19 +73,15 @@ def _empty() -> pl.DataFrame:
     return pl.DataFrame(schema={column.name: column.dtype for column in SCHEMA})
 
 
-def _of_window(trace: MergedTrace, steps: pl.DataFrame, window: object) -> pl.DataFrame:
-    nodes = trace.nodes.filter(pl.col("window") == window)
-    low = steps["ts_ns"].to_numpy()
-    high = low + steps["dur_ns"].to_numpy()
-    times = {(number, phase): dict.fromkeys(_COUNTED, 0) for number in range(len(low)) for phase in _PHASES}
-    segments = loop_segments(nodes, steps)
-    _add_wall(times, segments, low, high)
-    _add_cpu(times, nodes, steps)
-    measured = not trace.device_tail_lost and nodes["kind"].is_in(_ON_DEVICE).any()
+def _of_window(loop: LoopWindow, *, tail_lost: bool) -> pl.DataFrame:
+    times = {(number, phase): dict.fromkeys(_COUNTED, 0) for number in range(loop.steps.height) for phase in PHASES}
+    _add_wall(times, loop)
+    _add_cpu(times, loop)
+    measured = not tail_lost and loop.nodes["kind"].is_in(_ON_DEVICE).any()
     if measured:
-        _add_device(times, nodes, steps, segments)
+        _add_device(times, loop)
     rows = [
-        {"window": window, "step": steps["step"][number], "phase": phase, **_row(values, measured=measured)}
+        {"window": loop.window, "step": loop.steps["step"][number], "phase": phase, **_row(values, measured=measured)}
         for (number, phase), values in times.items()
         if phase is None or any(values.values())
     ]
@@ -102,82 +97,20 @@ def _row(values: dict[str, int], *, measured: bool) -> dict[str, int | None]:
     return {name: None if name in _OF_DEVICE and not measured else value for name, value in values.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Segments:
-    """Stretches of the loop's thread, each in one phase, disjoint and ascending."""
-
-    start: Int64
-    end: Int64
-    phase: list[str]
-
-
-def loop_segments(nodes: pl.DataFrame, steps: pl.DataFrame) -> Segments:
-    """By the recording's annotations, the innermost of several; without any, by rows that follow each other."""
-    pids = steps["pid"].unique()
-    marks = nodes.filter(
-        (pl.col("kind") == "annotation")
-        & pl.col("name").is_in([p for p in _PHASES if p])
-        & pl.col("pid").is_in(pids.implode())
-        & pl.col("dur_ns").is_not_null()
-    ).sort("ts_ns", "dur_ns", descending=[False, True])
-    if marks.is_empty():
-        return _runs(nodes, steps)
-    start = marks["ts_ns"].to_numpy()
-    end = start + marks["dur_ns"].to_numpy()
-    bounds = np.unique(np.concatenate([start, end]))
-    holder = innermost_at(bounds[:-1], start, end)
-    some = holder >= 0
-    return Segments(bounds[:-1][some], bounds[1:][some], [marks["name"][int(at)] for at in holder[some]])
-
-
-def _runs(nodes: pl.DataFrame, steps: pl.DataFrame) -> Segments:
-    """Rows of the loop's thread in order, while they are of one phase; while autograd works it waits in backward."""
-    own = nodes.filter(pl.col("node_id").is_in(steps["node_id"].drop_nulls().implode())).select("pid", "tid").unique()
-    timed = pl.col("self_dur_ns").is_not_null() & pl.col("dur_ns").is_not_null() & ~_is_step()
-    on_cpu = nodes.filter(timed & pl.col("launch_id").is_null())
-    others = on_cpu.filter(pl.col("phase") == BACKWARD).join(own, on="pid", how="semi")
-    rows = (
-        pl.concat([on_cpu.join(own, on=["pid", "tid"], how="semi"), others])
-        .unique("node_id")
-        .sort("ts_ns")
-        .with_columns(run=pl.col("phase").fill_null("").rle_id())
-        .group_by("run", maintain_order=True)
-        .agg(pl.col("phase").first(), start=pl.col("ts_ns").min(), end=(pl.col("ts_ns") + pl.col("dur_ns")).max())
-        .with_columns(end=pl.min_horizontal("end", pl.col("start").shift(-1)))
-        .filter(pl.col("phase").is_not_null())
-    )
-    return Segments(rows["start"].to_numpy(), rows["end"].to_numpy(), rows["phase"].to_list())
-
-
-def _is_step() -> pl.Expr:
-    return pl.col("name").str.starts_with(STEP_PREFIX)
-
-
-def _add_wall(times: _Times, segments: Segments, low: Int64, high: Int64) -> None:
-    for number, (begin, stop) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        times[number, None]["wall_ns"] = stop - begin
-    for number, phase, begin, stop in cut_to_steps(segments, low, high):
+def _add_wall(times: _Times, loop: LoopWindow) -> None:
+    for number, dur in enumerate(loop.steps["dur_ns"].to_list()):
+        times[number, None]["wall_ns"] = dur
+    for number, phase, begin, stop in cut_to_steps(loop):
         times[number, phase]["wall_ns"] += stop - begin
         times[number, None]["wall_ns"] -= stop - begin
 
 
-def cut_to_steps(segments: Segments, low: Int64, high: Int64) -> list[tuple[int, str, int, int]]:
-    """The parts of the segments within each step."""
-    found = []
-    for number, (begin, stop) in enumerate(zip(low.tolist(), high.tolist(), strict=True)):
-        first, last = np.searchsorted(segments.end, begin, side="right"), np.searchsorted(segments.start, stop)
-        for at in range(int(first), int(last)):
-            part = max(int(segments.start[at]), begin), min(int(segments.end[at]), stop)
-            found.append((number, segments.phase[at], *part))
-    return found
-
-
-def _add_cpu(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame) -> None:
-    number = {step: at for at, step in enumerate(steps["step"].to_list())}
+def _add_cpu(times: _Times, loop: LoopWindow) -> None:
+    nodes, number = loop.nodes, {step: at for at, step in enumerate(loop.steps["step"].to_list())}
     launching = nodes.filter(pl.col("launch_id").is_not_null())["launch_id"].unique()
     on_cpu = ~pl.col("kind").is_in([*_ON_DEVICE, "device_annotation", "sync", "overhead"])
     sums = (
-        nodes.filter(on_cpu & pl.col("step").is_in(list(number)) & ~_is_step())
+        nodes.filter(on_cpu & pl.col("step").is_in(list(number)) & ~is_step())
         .group_by("step", "phase")
         .agg(pl.col("self_dur_ns").sum(), pl.col("node_id").is_in(launching.implode()).sum().alias("launches"))
     )
@@ -187,15 +120,14 @@ def _add_cpu(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame) -> None:
         own["num_launches"] += launches
 
 
-def _add_device(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame, segments: Segments) -> None:
-    activities = nodes.filter(pl.col("kind").is_in(_ON_DEVICE) & pl.col("self_dur_ns").is_not_null())
+def _add_device(times: _Times, loop: LoopWindow) -> None:
+    activities = loop.nodes.filter(pl.col("kind").is_in(_ON_DEVICE) & pl.col("self_dur_ns").is_not_null())
     is_comm = (pl.col("kind") == "kernel") & pl.col("collective").is_not_null()
     classes = ((pl.col("kind") == "kernel") & ~is_comm, is_comm, pl.col("kind") != "kernel")
-    low = steps["ts_ns"].to_numpy()
-    high = low + steps["dur_ns"].to_numpy()
+    low, high = loop.low, loop.high
     covered = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     for name, rule in zip(_TIMES, classes, strict=True):
-        for phase in _PHASES:
+        for phase in PHASES:
             mine = activities.filter(rule & (pl.col("phase").is_null() if phase is None else pl.col("phase") == phase))
             if mine.is_empty():
                 continue
@@ -205,14 +137,14 @@ def _add_device(times: _Times, nodes: pl.DataFrame, steps: pl.DataFrame, segment
             for number, value in enumerate(more.tolist()):
                 times[number, phase][name] += value
             covered = both
-    _add_idle(times, segments, covered, low, high)
+    _add_idle(times, loop, covered)
 
 
-def _add_idle(times: _Times, segments: Segments, busy: tuple[Int64, Int64], low: Int64, high: Int64) -> None:
-    idle = high - low - intervals.covered(*busy, low, high)
+def _add_idle(times: _Times, loop: LoopWindow, busy: tuple[Int64, Int64]) -> None:
+    idle = loop.high - loop.low - intervals.covered(*busy, loop.low, loop.high)
     for number, value in enumerate(idle.tolist()):
         times[number, None]["device_idle_ns"] = value
-    parts = cut_to_steps(segments, low, high)
+    parts = cut_to_steps(loop)
     begin, stop = (np.array([part[at] for part in parts], dtype=np.int64) for at in (2, 3))
     for (number, phase, *_), value in zip(
         parts, (stop - begin - intervals.covered(*busy, begin, stop)).tolist(), strict=True

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from chakra_capture.analysis.phase_times import Segments, cut_to_steps, loop_segments
+from chakra_capture.analysis.loop import LoopWindow, Segments, cut_to_steps, loop_windows
 from chakra_capture.annotations import BACKWARD, FORWARD
 from chakra_capture.merge import intervals
 from chakra_capture.trace.merged import MergedTrace
@@ -21,35 +21,34 @@ SCHEMA = (
 )  # fmt: skip
 
 
-def rest_parts(trace: MergedTrace) -> pl.DataFrame:
+def rest_parts(trace: MergedTrace, *, windows: Sequence[LoopWindow] | None = None) -> pl.DataFrame:
     """Split what ``phase_times`` finds in no phase by what the loop's thread does meanwhile.
+
+    Args:
+        windows: ``loop_windows`` of the trace, where they are at hand.
 
     Returns:
         a table of ``SCHEMA``; the parts of a step sum to its rest.
     """
-    steps = trace.steps.filter(pl.col("step").is_not_null() & pl.col("dur_ns").is_not_null())
     rows = []
-    for (window,), mine in steps.group_by("window", maintain_order=True):
-        nodes = trace.nodes.filter(pl.col("window") == window)
-        for number, parts in enumerate(_of_window(nodes, mine)):
-            rows += [(window, mine["step"][number], part, ns) for part, ns in parts.items() if ns]
+    for loop in loop_windows(trace) if windows is None else windows:
+        for number, parts in enumerate(_of_window(loop)):
+            rows += [(loop.window, loop.steps["step"][number], part, ns) for part, ns in parts.items() if ns]
     return pl.DataFrame(rows, schema={column.name: column.dtype for column in SCHEMA}, orient="row")
 
 
-def _of_window(nodes: pl.DataFrame, steps: pl.DataFrame) -> list[dict[str, int]]:
+def _of_window(loop: LoopWindow) -> list[dict[str, int]]:
     """Time of each part, by step."""
-    low = steps["ts_ns"].to_numpy()
-    high = low + steps["dur_ns"].to_numpy()
-    segments = loop_segments(nodes, steps)
+    steps, segments = loop.steps, loop.segments
     found: list[dict[str, int]] = [defaultdict(int, {_PYTHON: dur}) for dur in steps["dur_ns"].to_list()]
-    for number, _, begin, stop in cut_to_steps(segments, low, high):
+    for number, _, begin, stop in cut_to_steps(loop):
         found[number][_PYTHON] -= stop - begin
     number_of = {node: at for at, node in enumerate(steps["node_id"].to_list()) if node is not None}
     timed = pl.col("dur_ns").is_not_null() & pl.col("launch_id").is_null()
-    children = nodes.filter(timed & pl.col("parent_id").is_in(list(number_of)))
+    children = loop.nodes.filter(timed & pl.col("parent_id").is_in(list(number_of)))
     for name, kind, parent, ts, dur in children.select("name", "kind", "parent_id", "ts_ns", "dur_ns").iter_rows():
         number = number_of[parent]
-        span = np.array([ts, max(min(ts + dur, int(high[number])), ts)], dtype=np.int64)
+        span = np.array([ts, max(min(ts + dur, int(loop.high[number])), ts)], dtype=np.int64)
         outside = int((span[1:] - ts - intervals.covered(segments.start, segments.end, span[:1], span[1:]))[0])
         found[number][_part(name, kind, segments, ts)] += outside
         found[number][_PYTHON] -= outside

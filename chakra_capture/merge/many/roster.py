@@ -36,6 +36,7 @@ class Roster:
         missing_by_content: the same, if a trace counted for the rank that it states instead of its name's.
         conflicts: traces that state another rank than their name.
         faults: why a rank is not of this run.
+        machines: of each rank that states one.
     """
 
     world_size: int | None = None
@@ -43,6 +44,7 @@ class Roster:
     missing_by_content: Ranges = ()
     conflicts: tuple[Conflict, ...] = ()
     faults: dict[int, str] = field(default_factory=dict)
+    machines: dict[int, str] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ def check_ranks(run: Run) -> Roster:
         missing_by_content=_gaps(by_content, expected, world_size),
         conflicts=conflicts,
         faults=dict(sorted(faults.items())),
+        machines={rank: head.hostname for rank, head in manifests.items() if head.hostname},
     )
 
 

@@ -97,8 +97,7 @@ def finish_run(run: Run, out: Path, reports: list[RankReport], roster: Roster) -
         return None
     if not merged or (len(reports) == 1 < len(ranks) and not ranks <= merged.keys()):
         return None
-    hosts = {rank: head.hostname for rank, head in run.manifests.items() if head.hostname}
-    return align_run(out, merged, RunFacts(world_size=roster.world_size, hosts=hosts))
+    return align_run(out, merged, RunFacts(world_size=roster.world_size, hosts=roster.machines))
 
 
 def _plan(files: RankFiles, out: Path, options: MergeOptions, roster: Roster, *, again: bool) -> Job | RankReport:
