@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format clean
+.PHONY: help install demo test test-clients check format clean
 
 help:  ## Show what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -21,7 +21,10 @@ demo: $(STAMP)  ## Train digits on 2 processes, record steps 5-10, merge, summar
 	$(BIN)/python scripts/demo.py
 
 test: $(STAMP)  ## Run the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/clients
+
+test-clients: $(STAMP)  ## Have other tools read what this one writes, each in an environment of its own
+	$(BIN)/python -m pytest tests/clients
 
 check: $(STAMP)  ## Format, lint, types and import contracts, as CI does
 	$(BIN)/ruff format --check .
@@ -34,4 +37,4 @@ format: $(STAMP)  ## Format the code and apply safe fixes
 	$(BIN)/ruff check --fix .
 
 clean:  ## Remove the environment and everything the targets made
-	rm -rf $(VENV) demo-output outputs multirun build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .clients demo-output outputs multirun build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

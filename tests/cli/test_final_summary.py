@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from commands import Outcome, refused, run
+from json_shape import shape
 
 TRACEML = json.loads((Path(__file__).parent / "traceml_summary.json").read_text())
 PARTS = {"input_wait": 30, "forward": 40, "backward": 20, "optimizer": 5}
@@ -39,15 +40,6 @@ def summary(folder: Path, *options: Any) -> dict[str, Any]:
     done = run("summary", folder, *options)
     assert (done.code, done.err) == (0, "")
     return json.loads((folder / "0_run" / "final_summary.json").read_text())
-
-
-def shape(value: Any, at: str = "") -> set[str]:
-    """Every path of keys in a JSON value; what a list holds has the path of its first entry."""
-    if isinstance(value, dict):
-        return {at, *(path for key, inner in value.items() for path in shape(inner, f"{at}.{key}"))}
-    if isinstance(value, list) and value:
-        return shape(value[0], f"{at}[]")
-    return {at}
 
 
 def test_every_key_of_traceml_is_there_and_ours_stand_apart(tmp_path):
