@@ -1,12 +1,8 @@
 """Work on files that may never come back: a file system that does not answer must not hold the training.
 
-A thread does the work and the training thread waits for it for a while. What torch writes itself cannot be left to a
-thread, for it keeps the interpreter locked meanwhile; so before torch is asked to write, we look whether a file can be
-opened and closed at all.
-
-What the observer writes while operators run has no such guard: a write that blocks holds its step. A pipe with a thread
-at its other end could lock up, for that thread needs the interpreter that the writer holds; a file in memory is gone
-with a killed process, whose file on disk merge can salvage.
+A thread does the work and the training thread waits for it for a while. What Kineto writes cannot be left to a thread,
+for it keeps the interpreter locked meanwhile; so before it is asked to write, we look whether a file can be opened and
+closed at all. What the observer writes while operators run goes to memory first (``relay``).
 """
 
 import contextlib
@@ -51,8 +47,7 @@ class Disk:
             # An interrupt has left it; two at a time could take files from each other.
             self._last.join(limit_s)
             if self._last.is_alive():
-                self.is_lost = True
-                raise self._fault()
+                raise self.give_up()
         found: list[_Result] = []
         raised: list[BaseException] = []
 
@@ -75,9 +70,13 @@ class Disk:
             # Taken out: a fault that this frame held would hold the frames of training in turn.
             raise self._explained(raised.pop())
         if not found:
-            self.is_lost = True
-            raise self._fault()
+            raise self.give_up()
         return found[0]
+
+    def give_up(self) -> RecordingError:
+        """Note that the file system does not answer, and return the error that says so."""
+        self.is_lost = True
+        return self._fault()
 
     def try_again(self) -> None:
         """Ask it once more: at the end, to say what was lost."""

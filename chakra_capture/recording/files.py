@@ -13,10 +13,10 @@ from chakra_capture.errors import RecordingError
 from chakra_capture.layout import PART_SUFFIX, part_path
 
 FILE_MODE = 0o640
+PROBE = b"\0"
 _TAIL_BYTES = 64 * 1024
 _HOST_TAIL = re.compile(rb'\]\s*,\s*"finish_ts"\s*:\s*\d+\s*\}\s*$')
 _DEVICE_TAIL = re.compile(rb'\]\s*,\s*"traceName"\s*:\s*".*"\s*\}\s*$', re.DOTALL)
-_PROBE = b"\0"
 
 
 def make_folder(path: Path) -> None:
@@ -47,7 +47,7 @@ def reserve(path: Path) -> None:
     try:
         descriptor = os.open(path, flags, FILE_MODE)
         try:
-            os.write(descriptor, _PROBE)
+            os.write(descriptor, PROBE)
         finally:
             os.close(descriptor)
     except FileExistsError as fault:

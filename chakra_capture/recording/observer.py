@@ -8,7 +8,6 @@ never let a stray object be destroyed "registered".
 
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from chakra_capture.errors import RecordingError
 from chakra_capture.recording.files import was_opened
 from chakra_capture.recording.patches import Patch
+from chakra_capture.recording.relay import Relay
 from chakra_capture.recording.replay import ReplayData
 
 if TYPE_CHECKING:
@@ -26,17 +26,17 @@ logger = logging.getLogger(__name__)
 
 # Unregistering sooner after the stop crashes threads that still run operators (torch 2.13).
 SETTLE_NS = 250_000_000
-_CUT_OFF_S = 1.0
 
 
 class HostObserver:
     """One registration of the observer, writing to one file that was reserved for it."""
 
-    def __init__(self, part: Path, replay: ReplayData | None = None) -> None:
+    def __init__(self, part: Path, *, relay: Relay | None = None, replay: ReplayData | None = None) -> None:
         from torch.profiler import ExecutionTraceObserver
 
         self._observer: ExecutionTraceObserver | None = ExecutionTraceObserver()
         self._part = part
+        self._relay = relay
         self._replay = replay
         self._descriptor: int | None = None
         self._identity: tuple[int, int] | None = None
@@ -58,24 +58,31 @@ class HostObserver:
         """
         observer = self.torch_observer
         if self._replay is None:
-            observer.register_callback(str(self._part))
+            observer.register_callback(str(self._path))
         else:
             with self._replay.variables():
                 observer.register_callback(str(self._replay.path))
                 observer.set_extra_resource_collection(True)
-        if not observer.is_registered or not was_opened(self._part):
+        was_truncated = was_opened(self._part) if self._relay is None else self._relay.was_opened
+        if not observer.is_registered or not was_truncated:
             self._let_go()
             raise RecordingError(
                 f"torch did not open {self._part}: an ExecutionTraceObserver is registered in this process already, "
                 "or an earlier one could not open its file, which blocks all later ones. Unregister the other "
                 "observer, or restart the process."
             )
-        self._descriptor = _descriptor_of(self._part)
+        self._descriptor = _descriptor_of(self._path, but=self._relay.descriptor if self._relay is not None else None)
         if self._descriptor is not None:
             self._identity = _identity_of(self._descriptor)
+        if self._relay is not None:
+            self._relay.start()
         import torch.profiler.profiler as module
 
         self._patch = Patch(module, "_add_execution_trace_observer", _refuse_second)
+
+    @property
+    def _path(self) -> Path:
+        return self._part if self._relay is None else self._relay.path
 
     def stop(self) -> None:
         """Stop observing; the file stays open."""
@@ -89,20 +96,6 @@ class HostObserver:
         if self._descriptor is not None and _identity_of(self._descriptor) != self._identity:
             self.was_taken = True
             self._let_go()
-
-    def cut_off(self) -> None:
-        """Have the rest written nowhere: the file's own file system does not answer, and would hold the process."""
-        descriptor = self._descriptor
-        if descriptor is None:
-            self._let_go()  # It stays registered: closing the file could take for ever.
-            return
-        null = os.open(os.devnull, os.O_WRONLY)
-        self._identity = wanted = _identity_of(null)
-        # The descriptor is replaced at once; closing what it stood for may not come back.
-        threading.Thread(target=os.dup2, args=(null, descriptor), name="chakra-capture-disk", daemon=True).start()
-        deadline = time.monotonic() + _CUT_OFF_S
-        while _identity_of(descriptor) != wanted and time.monotonic() < deadline:
-            time.sleep(0.001)
 
     @property
     def settles_in_ns(self) -> int:
@@ -168,13 +161,15 @@ def _identity_of(descriptor: int) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
-def _descriptor_of(path: Path) -> int | None:
+def _descriptor_of(path: Path, *, but: int | None) -> int | None:
     wanted = path.stat()
     try:
         names = os.listdir("/proc/self/fd")
     except OSError:
         return None
     for name in names:
+        if int(name) == but:
+            continue
         try:
             found = os.fstat(int(name))
         except OSError:

@@ -23,8 +23,8 @@ _CLOSE_LIMIT_S = 2.0
 class PhaseFile:
     """Collects lines and appends them to a file.
 
-    The loop writes itself, which on a healthy disk takes microseconds; once a write has taken longer than ``SLOW_NS`` a
-    daemon thread does it.
+    A daemon thread writes, for a disk that hangs holds whoever does. The loop waits for it, which on a healthy disk
+    takes some tens of microseconds; once it has taken longer than ``SLOW_NS`` it is not waited for any more.
 
     Args:
         path: the working file; created exclusively unless ``is_continued``.
@@ -45,17 +45,16 @@ class PhaseFile:
     ) -> None:
         self.path = path
         self.num_slow_writes = self.num_bytes_lost = 0
-        self._clock, self._write = clock, write
+        self._clock = clock
         self._file = _open(path, is_continued=is_continued)
+        self._writer = _Writer(self._file, write)
+        self._is_waited_for = True
         self._lines: list[bytes] = []
-        self._size = 0
         self.next_ns = clock() + INTERVAL_NS
-        self._writer: _Writer | None = None
 
     def add(self, line: bytes) -> None:
         """Take one line, without its end."""
         self._lines.append(line)
-        self._size += len(line) + 1
 
     @property
     def is_due(self) -> bool:
@@ -63,30 +62,24 @@ class PhaseFile:
         return self._clock() >= self.next_ns
 
     def flush(self) -> None:
-        """Write what is there, or hand it to the thread that writes.
+        """Have what is there written.
 
         Raises:
             OSError: it cannot be written.
         """
-        started = self._clock()
-        self.next_ns = started + INTERVAL_NS
+        self.next_ns = self._clock() + INTERVAL_NS
         data = b"\n".join([*self._lines, b""])
         num_lines = len(self._lines)
-        if self._writer is not None:
-            self.num_bytes_lost += self._writer.take(data)
-        else:
-            _write_all(self._file, data, self._write)
-            if self._clock() - started > SLOW_NS:
-                self.num_slow_writes += 1
-                self._writer = _Writer(self._file, self._write)
-                logger.warning(
-                    "Writing the phases to %s took longer than %d ms once; a thread writes them from now on, so "
-                    "training does not wait.",
-                    self.path,
-                    SLOW_NS // 1_000_000,
-                )
+        self.num_bytes_lost += self._writer.take(data)
         del self._lines[:num_lines]
-        self._size = sum(map(len, self._lines)) + len(self._lines)
+        if self._is_waited_for and not self._writer.wait(SLOW_NS / 1e9):
+            self.num_slow_writes += 1
+            self._is_waited_for = False
+            logger.warning(
+                "Writing the phases to %s took longer than %d ms once; training does not wait for it from now on.",
+                self.path,
+                SLOW_NS // 1_000_000,
+            )
 
     def close(self) -> None:
         """Write the rest and close the file.
@@ -97,10 +90,9 @@ class PhaseFile:
         try:
             if self._lines:
                 self.flush()
-            if self._writer is not None:
-                self.num_bytes_lost += self._writer.stop(_CLOSE_LIMIT_S)
+            self.num_bytes_lost += self._writer.stop(_CLOSE_LIMIT_S)
         finally:
-            if self._writer is None or self._writer.is_done:
+            if self._writer.is_done:
                 with contextlib.suppress(OSError):
                     os.close(self._file)
 
@@ -118,6 +110,8 @@ class _Writer:
         self._file, self._write = file, write
         self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._num_waiting = 0
+        self._counting = threading.Lock()
+        self._is_idle = threading.Event()
         self._fault: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="chakra-capture-phases", daemon=True)
         self._thread.start()
@@ -132,9 +126,18 @@ class _Writer:
             raise self._fault
         if self._num_waiting + len(data) > _MOST_BYTES_WAITING:
             return len(data)
-        self._num_waiting += len(data)
+        with self._counting:
+            self._num_waiting += len(data)
+            self._is_idle.clear()
         self._waiting.put(data)
         return 0
+
+    def wait(self, limit_s: float) -> bool:
+        """Wait until all is written; says whether that is so."""
+        is_idle = self._is_idle.wait(limit_s)
+        if self._fault is not None:
+            raise self._fault
+        return is_idle
 
     def stop(self, limit_s: float) -> int:
         """Wait for the rest to be written; returns how much was not."""
@@ -150,8 +153,12 @@ class _Writer:
                 _write_all(self._file, data, self._write)
             except OSError as fault:
                 self._fault = fault
+                self._is_idle.set()
                 return
-            self._num_waiting -= len(data)
+            with self._counting:
+                self._num_waiting -= len(data)
+                if not self._num_waiting:
+                    self._is_idle.set()
 
 
 def _open(path: Path, *, is_continued: bool) -> int:

@@ -14,13 +14,14 @@ from chakra_capture.annotations import VALIDATION, step_name
 from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.errors import RecordingError
 from chakra_capture.layout import kineto_draft_path, part_path
-from chakra_capture.recording import files, registry
+from chakra_capture.recording import disk, files, registry
 from chakra_capture.recording.device_profiler import DeviceProfiler, refuse_other_profilers
 from chakra_capture.recording.issued import IssuedOperations
 from chakra_capture.recording.manifest import ClockAnchor, CycleRecord, Manifest, ProfilerOptions, Reason
 from chakra_capture.recording.memory_history import MemoryHistory, is_out_of_memory
 from chakra_capture.recording.observer import HostObserver
 from chakra_capture.recording.publish import Published, publish_device, publish_host
+from chakra_capture.recording.relay import Relay, relay_to
 from chakra_capture.recording.replay import ReplayData
 from chakra_capture.recording.run import Run
 from chakra_capture.recording.surroundings import surroundings
@@ -59,6 +60,7 @@ class Recorder:
             first_step=cycle.first_step,
             last_step=cycle.last_step,
         )
+        self._relay: Relay | None = None
         self._observer: HostObserver | None = None
         self._profiler: DeviceProfiler | None = None
         self._annotation: record_function | None = None
@@ -72,7 +74,7 @@ class Recorder:
         self._problems: list[str] = []
         self._replay = None
         if settings.replay_data:
-            self._replay = ReplayData(part_path(self._host_final), self._host_final)
+            self._replay = ReplayData(self._host_final)
         self._memory = MemoryHistory() if settings.memory_snapshot else None
         self._issued = IssuedOperations() if run.manifest.world_size > 1 else None
 
@@ -97,9 +99,12 @@ class Recorder:
             for final in (self._host_final, self._device_final):
                 self._run.disk.do(partial(files.reserve, part_path(final)))
                 self._reserved.append(part_path(final))
+            part = part_path(self._host_final)
+            self._relay = self._run.disk.do(lambda: relay_to(part))
             if self._replay is not None:
-                self._run.disk.do(self._replay.prepare)
-            self._observer = observer = HostObserver(part_path(self._host_final), self._replay)
+                target = part if self._relay is None else self._relay.path
+                self._run.disk.do(partial(self._replay.prepare, target))
+            self._observer = observer = HostObserver(part, relay=self._relay, replay=self._replay)
             observer.register()
             manifest = self._run.manifest
             self._profiler = DeviceProfiler(lambda: _make_profiler(self._settings, observer, manifest))
@@ -116,6 +121,8 @@ class Recorder:
         """Begin a step; ends the one before if its end was not told, or if the same step failed and begins again."""
         if self.is_in(step):
             return
+        if self._relay is not None and self._relay.is_stuck(disk.LIMIT_S):
+            raise self._run.disk.give_up()
         self.end_validation()
         if self._open_step is not None:
             self.abort_step()
@@ -132,6 +139,8 @@ class Recorder:
         if self._open_step == step:
             self.record.steps.append(step)
             self._close_annotation()
+            if self._relay is not None:
+                self._relay.hurry()
 
     def fail_step(self, step: int) -> None:
         """Note that the open step raised; it stays open, for only what follows tells whether it is tried again."""
@@ -196,7 +205,7 @@ class Recorder:
             self._memory.stop()
         assert self._profiler is not None
         assert self._observer is not None
-        self._check_disk(self._observer)
+        self._check_disk()
         self._observer.stop()
         loss = self._profiler.stop()
         self._is_running = False
@@ -222,15 +231,14 @@ class Recorder:
             return
         profiler.export(part)
 
-    def _check_disk(self, observer: HostObserver) -> None:
-        """Look whether torch may be let write; if not, it writes nowhere."""
+    def _check_disk(self) -> None:
+        """Look whether Kineto may be let write."""
         if self._run.disk.is_lost:
             return
         try:
             self._run.disk.check(part_path(self._host_final))
         except RecordingError as fault:
             self._problems.append(str(fault))
-            observer.cut_off()
 
     def _discard(self, *paths: Path) -> None:
         with suppress(RecordingError):  # The file system does not answer: said already.
@@ -267,18 +275,33 @@ class Recorder:
         if wait_ns > 0:
             time.sleep(wait_ns / 1e9)
             self.record.slept_ns += wait_ns
-        self._check_disk(observer)
         observer.unregister()
+        self._end_relay()
         if observer.was_taken:
             self._problems.append(
                 f"{self._host_final} ends early: another ExecutionTraceObserver of this process ended ours. Turn the "
                 "other one off, or move the window to steps where it does not run."
             )
 
+    def _end_relay(self) -> None:
+        """Have the rest of the host trace put on the disk."""
+        relay = self._relay
+        if relay is None:
+            return
+        if self._run.disk.is_lost:
+            relay.leave()
+            return
+        try:
+            self._run.disk.do(relay.finish, num_bytes=relay.num_waiting)
+        except RecordingError as fault:
+            self._add_problem(str(fault))
+
     def forget_in_child(self) -> None:
         """Let go of the parent's profiler and files in a forked child."""
         if self._observer is not None:
             self._observer.forget_in_child()
+        if self._relay is not None:
+            self._relay.forget_in_child()
         if self._profiler is not None:
             self._profiler.forget_in_child()
         self._observer = self._profiler = None
@@ -319,9 +342,9 @@ class Recorder:
             self._profiler.drop()
         self._profiler = None
         if self._observer is not None:
-            self._check_disk(self._observer)
             self._observer.unregister()
             self._observer = None
+        self._end_relay()
         self._discard(*self._reserved)
         if self._replay is not None and not self._run.disk.is_lost:
             self._run.disk.do(self._replay.discard)

@@ -1,7 +1,7 @@
 """Data for et_replay beside a host trace: ranges of integer tensors, index data of some operators, generated kernels.
 
 Torch finds the folder for it by cutting ``.json`` off the name it was given, and finds none under any other name
-(torch 2.13). So it is given a link with such a name, in a folder that is ours, to the file that was reserved.
+(torch 2.13). So it is given a link with such a name, in a folder that is ours, to the file it shall write.
 """
 
 import os
@@ -34,8 +34,7 @@ _OPERATORS = (
 class ReplayData:
     """The folder of one host trace, from registration to publication."""
 
-    def __init__(self, part: Path, final: Path) -> None:
-        self._part = part
+    def __init__(self, final: Path) -> None:
         self._final = resources_path(final)
         self._folder = part_path(self._final)
 
@@ -44,15 +43,15 @@ class ReplayData:
         """What to give to torch in place of the reserved file."""
         return self._folder / _LINK_NAME
 
-    def prepare(self) -> None:
-        """Make the folder.
+    def prepare(self, target: Path) -> None:
+        """Make the folder, with a link in it to what torch shall write.
 
         Raises:
             RecordingError: it cannot be made.
         """
         try:
             self._folder.mkdir()
-            self.path.symlink_to(self._part)
+            self.path.symlink_to(target)
         except OSError as fault:
             raise RecordingError(
                 f"{self._folder} cannot be made: {fault.strerror or fault}; chakra_profile.replay_data needs a folder "

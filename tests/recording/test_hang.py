@@ -64,6 +64,34 @@ with capture(settings(folder / "traces", 1, 2)) as session:
     assert "does not answer" in found["faults"][0]
 
 
+@pytest.mark.parametrize("pause", [0, 2])
+def test_file_system_that_hangs_in_the_window_holds_no_step(tmp_path, hanging, pause):
+    said = run(
+        hanging,
+        tmp_path,
+        f"""
+with capture(settings(folder / "traces", 1, 40)) as session:
+    train(session, 20)
+    mark.touch()
+    for step in range(20, 60):
+        if step == 30:
+            time.sleep({pause})
+        train(session, step + 1, first=step)
+    assert mark.exists() and not autograd._is_profiler_enabled
+    mark.unlink()
+with capture(settings(folder / "traces", 1, 2)) as session:
+    train(session, 4)
+""",
+    )
+
+    assert said.count("traces does not answer: its file system took longer than") == 1, said
+    check_pair(tmp_path / "traces", [1, 2], cycle=1)
+    window = manifest(tmp_path / "traces")["windows"][0]
+    assert (window["host_trace"], window["device_trace"]) == (None, None)
+    # A pause makes the hang known within the window, which ends there.
+    assert window["steps"] == [*range(1, 30 if pause else 41)]
+
+
 def test_file_system_that_hangs_between_the_two_files_costs_the_second(tmp_path, hanging):
     said = run(
         hanging,
