@@ -72,8 +72,8 @@ def six_settings(workers: int) -> tuple[Setting, ...]:
     """The settings of the study: each is the one before with one flag changed."""
     changes: tuple[tuple[str, dict[str, str | None], str], ...] = (
         ("baseline", {}, "the training's own process reads and transforms each volume when a step asks for it"),
-        ("disk", {"--dataset": "persistent"}, "what the fixed transforms give is kept on disk in the first epoch"),
-        ("memory", {"--dataset": "cache"}, "it is kept in memory, before the first step"),
+        ("disk", {"--dataset": "persistent"}, "what the fixed transforms give is kept on disk, before the first step"),
+        ("memory", {"--dataset": "cache"}, "it is kept in memory"),
         ("workers", {"--num-workers": str(workers)}, "processes of the loader do what is left, ahead of the step"),
         ("thread", {"--loader": "thread"}, "a thread fetches the next batch from the loader"),
         ("amp", {"--amp": None}, "mixed precision, on CUDA alone"),
@@ -295,7 +295,7 @@ def as_text(study: Study) -> str:
     steps = sorted({run.num_steps for each in study.measured for run in each.runs})
     number = max(len(each.runs) for each in study.measured)
     console.print(f"of {count_of(number, 'run')} a setting, {number_ranges(steps)} steps each without the first one")
-    console.print("prepare: before the first step, filling a cache in memory included")
+    console.print("prepare: before the first step, filling a cache included")
     console.print("\nEach setting and the one before")
     for pair in study.pairs:
         console.print(sentence(*pair), markup=False)

@@ -3,12 +3,13 @@
 One notebook run trains everything here; the command line goes on from what it has left.
 """
 
-import importlib.util
+import importlib
 import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from types import ModuleType
@@ -42,26 +43,26 @@ finally:
 """
 
 
-def load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
+def load(path: Path) -> Iterator[ModuleType]:
+    """A script as a module, which finds those beside it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        yield importlib.import_module(path.stem)
 
 
 @pytest.fixture(scope="module")
-def spleen_folder() -> ModuleType:
-    return load(EXAMPLES / "spleen_folder.py")
+def spleen_folder() -> Iterator[ModuleType]:
+    yield from load(EXAMPLES / "spleen_folder.py")
 
 
 @pytest.fixture(scope="module")
-def driver() -> Any:
-    sys.path.insert(0, str(SCRIPTS))
-    yield load(SCRIPTS / "dataloading_study.py")
-    sys.path.remove(str(SCRIPTS))
+def example() -> Iterator[ModuleType]:
+    yield from load(EXAMPLES / "monai_dataloading_bottleneck.py")
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[ModuleType]:
+    yield from load(SCRIPTS / "dataloading_study.py")
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,21 @@ def test_a_folder_that_is_not_the_tasks_is_refused_in_a_sentence(spleen_folder, 
     assert said in message
     assert str(tmp_path) in message
     assert "\n" not in message
+
+
+@pytest.mark.parametrize("flags", [(), ("--dataset", "persistent"), ("--dataset", "cache"), ("--loader", "thread")])
+def test_every_way_to_load_gives_patches_and_a_cache_is_full_before_the_first_of_them(
+    example, spleen_folder, tmp_path, flags
+):
+    spleen_folder.make_folder(tmp_path, 3, (24, 24, 12))
+    chosen = example.options(["--data-dir", str(tmp_path), "--patch", "16", "--patches", "3", *flags])
+    loader = example.make_loader(chosen, spleen_folder.read_folder(tmp_path), str(tmp_path / "cache"))
+    if "--dataset" in flags:
+        for path in tmp_path.glob("*Tr/*.nii.gz"):
+            path.unlink()
+    batches = [(batch["image"].shape, batch["label"].unique().tolist()) for batch in loader]
+    assert [shape for shape, _ in batches] == [(2 * 3, 1, 16, 16, 16), (1 * 3, 1, 16, 16, 16)]
+    assert batches[0][1] == [0, 1]
 
 
 def test_each_of_the_six_settings_changes_one_flag_of_the_one_before(driver):

@@ -82,6 +82,8 @@ def make_loader(chosen: argparse.Namespace, pairs: list[dict[str, str]], cache_d
         data: Dataset = CacheDataset(pairs, change, num_workers=max(1, chosen.num_workers), progress=False)
     elif chosen.dataset == "persistent":
         data = PersistentDataset(pairs, change, cache_dir=cache_dir)
+        for _ in data:  # filled before the first step, as the cache in memory is
+            pass
     else:
         data = Dataset(pairs, change)
     loader = ThreadDataLoader if chosen.loader == "thread" else DataLoader
