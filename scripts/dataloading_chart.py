@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-# Of Okabe and Ito: to be told apart by everybody.
+# Okabe's and Ito's, which everybody can tell apart.
 COLOURS = ("#d55e00", "#cc79a7", "#0072b2", "#56b4e9", "#009e73", "#999999")
 _LEFT, _WIDTH, _RIGHT = 90, 560, 330
 _TOP, _BAR, _ROW = 72, 22, 52
@@ -20,7 +20,7 @@ class Bar:
 
 
 def stacked_bars(title: str, bars: Sequence[Bar], between: Sequence[str]) -> str:
-    """Draw bars to one scale, with the parts of the first in the legend, and a text between each and the next."""
+    """Draw bars of the same parts to one scale, and a text between each and the next."""
     longest = max(sum(bar.parts.values()) for bar in bars)
     width, height = _LEFT + _WIDTH + _RIGHT, _TOP + _ROW * len(bars)
     lines = [
@@ -28,7 +28,7 @@ def stacked_bars(title: str, bars: Sequence[Bar], between: Sequence[str]) -> str
         'font-size="13">',
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         _text(8, 24, title),
-        *_legend(bars[0]),
+        *_legend(bars),
     ]
     for row, bar in enumerate(bars):
         lines += _bar(bar, _TOP + row * _ROW, _WIDTH / longest if longest else 0.0)
@@ -37,8 +37,10 @@ def stacked_bars(title: str, bars: Sequence[Bar], between: Sequence[str]) -> str
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
-def _legend(bar: Bar) -> Iterator[str]:
-    for at, (name, colour) in enumerate(zip(bar.parts, COLOURS, strict=False)):
+def _legend(bars: Sequence[Bar]) -> Iterator[str]:
+    colours = zip(bars[0].parts, COLOURS, strict=False)
+    drawn = [(name, colour) for name, colour in colours if any(bar.parts[name] for bar in bars)]
+    for at, (name, colour) in enumerate(drawn):
         x = _LEFT + 105 * at
         yield f'<rect x="{x}" y="38" width="12" height="12" fill="{colour}"/>'
         yield _text(x + 17, 49, name)

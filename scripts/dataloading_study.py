@@ -259,7 +259,7 @@ def _ask(command: Sequence[str], *, what: str, fine: Sequence[int] = (0,)) -> st
 def sentence(first: Measured, second: Measured, said: Mapping[str, Any]) -> str:
     """What compare says of a pair, and where the bottleneck is before and after."""
     changed = second.setting.without(first.setting)
-    verdicts = [each.middle.verdict for each in (first, second)]
+    verdicts = [each.verdict for each in (first, second)]
     moved = f"still {verdicts[1]}" if verdicts[0] == verdicts[1] else " -> ".join(verdicts)
     waits = " -> ".join(_percent(each.middle.share("input_wait_ms")) + " %" for each in (first, second))
     return f"{first.setting.name} -> {second.setting.name} ({changed}): {_result(said)}; {moved}, input wait {waits}"
@@ -299,6 +299,10 @@ def as_text(study: Study) -> str:
     console.print("\nEach setting and the one before")
     for pair in study.pairs:
         console.print(sentence(*pair), markup=False)
+    if number == 1:
+        console.print(
+            "note: one run does not show how runs differ: where others use the machine, too, give --repeats 3"
+        )
     if any(each.middle.printed.get("device") == "cpu" and "--amp" in each.setting.flags for each in study.measured):
         console.print("note: without CUDA --amp changes nothing: its pair shows how far two equal settings differ")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"

@@ -178,6 +178,7 @@ def test_the_notebook_is_stored_without_outputs_and_shows_table_chart_and_pairs(
     outputs = [out for cell in executed.cells if cell.cell_type == "code" for out in cell.outputs]
     printed = "".join(out.text for out in outputs if out.output_type == "stream" and out.name == "stdout")
     assert "baseline" in (table := (output / "study.txt").read_text())
+    assert "note: one run does not show how runs differ" in table
     assert table in printed
     assert "baseline -> memory (--dataset cache): " in printed
     (chart,) = (out.data["image/svg+xml"] for out in outputs if "image/svg+xml" in out.get("data", {}))
@@ -276,5 +277,6 @@ def test_a_pair_is_said_as_compare_judges_it_and_of_several_runs_the_middle_one_
     second = driver.Measured(after, (run(50.0, 1.0, "BALANCED"),))
     assert first.verdict == "INPUT_BOUND (2 of 3 runs)"
     assert driver.sentence(first, second, said) == (
-        f"baseline -> disk (--dataset persistent): {expected}; INPUT_BOUND -> BALANCED, input wait 50.0 % -> 2.0 %"
+        f"baseline -> disk (--dataset persistent): {expected}; "
+        "INPUT_BOUND (2 of 3 runs) -> BALANCED, input wait 50.0 % -> 2.0 %"
     )

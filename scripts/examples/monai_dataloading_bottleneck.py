@@ -4,8 +4,8 @@
     monai_dataloading_bottleneck.py --data-dir made --synthetic   # makes such a folder first; downloads nothing
     monai_dataloading_bottleneck.py --data-dir data --num-workers 4 --trace-dir faster   # one thing changed
 
-Two runs that differ in one flag measure that flag:
-chakra-capture compare chakra_traces faster. The same on CUDA and on the CPU.
+Two runs that differ in one flag measure that flag: chakra-capture compare chakra_traces faster. The same on CUDA and on
+the CPU. Needs nibabel beside chakra-capture[monai].
 """
 
 import argparse
