@@ -8,13 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from chakra_capture.analysis.noise import Change, Verdict, compare_runs, compare_series
+from chakra_capture.analysis.noise import Change, Verdict, compare_runs, compare_series, lowest
 from chakra_capture.annotations import BETWEEN_STEPS, INPUT_WAIT, PHASE_NAMES
 from chakra_capture.trace.phase_records import USUAL, PhaseRecords, Untimed
 
 SCHEMA_VERSION = 1
 STEP = "step"
 RESIDUAL = "residual"
+MEDIAN, LOWEST = "median", "lowest 10th percentile"
 # Each is called once per batch; what is timed of it tells how many batches a step takes.
 _PER_BATCH = (INPUT_WAIT, "forward", "backward", "iteration")
 
@@ -59,7 +60,7 @@ class RunSteps:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One domain of two sides: medians in ns (per batch where the sides are compared so), and the change."""
+    """One domain of two sides: its times in ns (per batch where the sides are compared so), and the change."""
 
     domain: str
     rank: int | None
@@ -79,7 +80,8 @@ class Comparison:
 
     Attributes:
         verdict: of the step; inconclusive, with the reason, also where the sides cannot be compared.
-        dominant: the part of a step whose median changed most in ns; None without a change.
+        statistic: what the times of the rows are.
+        dominant: the part of a step whose time changed most in ns; None without a change.
         rows: the step first, then its parts; then the step of each rank.
         per_batch: the sides have steps of different numbers of batches, so all is per batch.
     """
@@ -88,6 +90,7 @@ class Comparison:
     verdict: Verdict
     reason: str | None
     change: float | None
+    statistic: str
     dominant: str | None
     rows: tuple[Row, ...]
     per_batch: bool
@@ -101,6 +104,7 @@ class Comparison:
             "verdict": str(self.verdict),
             "reason": self.reason,
             "change": self.change,
+            "statistic": self.statistic,
             "dominant": self.dominant,
             "per_batch": self.per_batch,
             "rows": [row.as_json() for row in self.rows],
@@ -174,6 +178,7 @@ def compare(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> Comparison
         verdict=Verdict.inconclusive if refusal else whole.verdict,
         reason=refusal or whole.reason,
         change=whole.change,
+        statistic=LOWEST if _has_several(sides) else MEDIAN,
         dominant=dominant,
         rows=(*rows, *_rank_rows(sides, scales)),
         per_batch=len(per_batch) > 1 and None not in per_batch,
@@ -186,13 +191,18 @@ def _row(domain: str, sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], scal
         [run.series(domain) * scale for run, scale in zip(side, of_side, strict=True)]
         for side, of_side in zip(sides, scales, strict=True)
     ]
-    medians = [_median(each) for each in series]
+    # What is shown is what is judged: medians may move the other way.
+    times = [lowest(each) if _has_several(sides) else _median(each) for each in series]
     if any(not any(len(run) for run in side) for side in series):
-        medians = [medians[at] if medians[at] is not None else _average(sides[at], domain, scales[at]) for at in (0, 1)]
-        return Row(domain, None, medians[0], medians[1], _of_averages(medians[0], medians[1]))
-    if not medians[0] or medians[1] is None:
-        return Row(domain, None, medians[0], medians[1], Change(Verdict.inconclusive, None, reason="no time before"))
-    return Row(domain, None, medians[0], medians[1], compare_runs(series[0], series[1]))
+        times = [times[at] if times[at] is not None else _average(sides[at], domain, scales[at]) for at in (0, 1)]
+        return Row(domain, None, times[0], times[1], _of_averages(times[0], times[1]))
+    if not times[0] or times[1] is None:
+        return Row(domain, None, times[0], times[1], Change(Verdict.inconclusive, None, reason="no time before"))
+    return Row(domain, None, times[0], times[1], compare_runs(series[0], series[1]))
+
+
+def _has_several(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]]) -> bool:
+    return any(len(side) > 1 for side in sides)
 
 
 def _median(runs: list[Float]) -> float | None:
@@ -227,7 +237,7 @@ def _refusal(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], per_batch: se
 
 def _rank_rows(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], scales: list[list[float]]) -> list[Row]:
     """The step of each rank that both sides have, where there are several."""
-    if any(len(side) > 1 for side in sides):
+    if _has_several(sides):
         return []
     first, second = sides[0][0], sides[1][0]
     common = sorted(set(first.ranks) & set(second.ranks))

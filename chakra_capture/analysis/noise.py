@@ -39,8 +39,8 @@ class Change:
     """From a first series to a second one.
 
     Attributes:
-        change: relative change of the median; 0.05 is 5 % slower. None without a time on both sides.
-        low, high: its 95 % interval; None where there are too few steps for one.
+        change: relative change of a step; 0.05 is 5 % slower. None without a time on both sides.
+        low, high: its 95 % interval, of several runs how far these differ; None where there are too few for one.
         reason: why it is inconclusive.
     """
 
@@ -119,7 +119,7 @@ def compare_runs(first: Sequence[Sequence[float] | Float], second: Sequence[Sequ
     """Compare several runs a side, which tells a change from what differs between runs of one program.
 
     The statistic of a side is the smallest of its runs' 10th percentiles: what others on the machine do only adds time.
-    A change counts beyond 10 %, from five runs a side beyond 5 %.
+    A change counts beyond 10 %, from five runs a side beyond 5 %, and beyond what the runs of one side differ by.
     """
     sides = [[_low(_clean(run)) for run in side if len(_clean(run))] for side in (first, second)]
     fewest = min(len(side) for side in sides)
@@ -132,12 +132,18 @@ def compare_runs(first: Sequence[Sequence[float] | Float], second: Sequence[Sequ
     noise = max(_noise(side) for side in sides)
     if fewest < 3:
         return Change(Verdict.inconclusive, change, reason=f"{fewest} runs on one side are too few (3, or 1 on each)")
-    if abs(change) > limit:
+    if abs(change) > max(limit, noise):
         return Change(Verdict.slower if change > 0 else Verdict.faster, change, change - noise, change + noise)
     if noise > limit / 2:
         reason = f"runs of one side differ by {noise:.1%}, more than half of the {limit:.0%} that are asked about"
         return Change(Verdict.inconclusive, change, change - noise, change + noise, reason)
     return Change(Verdict.same, change, change - noise, change + noise)
+
+
+def lowest(runs: Sequence[Float]) -> float | None:
+    """What ``compare_runs`` looks at of a side; 0 of runs without a time in them, None without any step."""
+    found = [_low(clean) for run in runs if len(clean := _clean(run))]
+    return min(found) if found else 0.0 if any(len(run) for run in runs) else None
 
 
 def _low(run: Float) -> float:

@@ -56,7 +56,9 @@ def compare(
     alone are known. Steps under the profiler and the first of a training are left out. Steps of one run
     are not independent, so a change counts only beyond an interval that their correlation widens, and
     from 3 % on; the same means that the whole interval lies within 5 %. On a shared machine identical
-    runs differ by more than any of that: give several runs a side, three or five, run in turns.
+    runs differ by more than any of that: give several runs a side, three or five, run in turns. Then each
+    side's fastest run counts, by its 10th percentile, and a change only from 10 % on (of five: 5 %) and
+    beyond what runs of one side differ by.
 
     Exit status: 0, 3 where it cannot be told (also if world sizes differ or a run is not whole), 4 if the
     step is slower by more than --max-regression percent.
@@ -186,9 +188,9 @@ def _print(out: "Console", result: "Comparison") -> None:
     out.print(plain(f"A  {result.labels[0]}"), soft_wrap=True)
     out.print(plain(f"B  {result.labels[1]}"), soft_wrap=True)
     out.print()
-    table = make_table(
-        "Median of a batch" if result.per_batch else "Median of a step", "", "A", "B", "change", "95 %", ""
-    )
+    title = f"{result.statistic.capitalize()} of a {'batch' if result.per_batch else 'step'}"
+    interval = "95 %" if result.statistic == "median" else "+- noise"
+    table = make_table(title, "", "A", "B", "change", interval, "")
     table.columns[0].justify = table.columns[5].justify = "left"
     for row in result.rows:
         name = row.domain if row.rank is None else f"rank {row.rank}"

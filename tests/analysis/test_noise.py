@@ -112,6 +112,19 @@ def test_three_runs_a_side_are_better_than_one_on_each() -> None:
     assert found[5] >= SEEDS * 0.9
 
 
+def test_no_change_is_seen_within_what_runs_of_one_side_differ_by() -> None:
+    # 10th percentiles in ms of one program that was run three times twice, beside other work.
+    first, second = ([np.full(11, low * 1e6) for low in lows] for lows in ([194, 427, 252], [165, 295, 208]))
+    change = compare_runs(first, second)
+    assert (change.verdict, change.change) == (Verdict.inconclusive, pytest.approx(165 / 194 - 1))
+    assert "runs of one side differ by 29.9%" in change.reason
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        sides = [[np.full(11, 1e7 * (1 + rng.exponential(0.5))) for _ in range(3)] for _ in range(2)]
+        change = compare_runs(*sides)
+        assert change.verdict in (Verdict.same, Verdict.inconclusive) or change.low > 0 or change.high < 0
+
+
 def test_two_runs_on_a_side_are_too_few() -> None:
     steady = [np.full(50, 1e7)]
     assert "too few" in compare_runs(steady * 2, steady * 3).reason

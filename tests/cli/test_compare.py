@@ -136,8 +136,25 @@ def test_several_runs_a_side_are_one_comparison(tmp_path: Path) -> None:
     found = result("--runs", *firsts, "--vs", *seconds)
     assert (found["verdict"], found["dominant"]) == ("slower", "forward")
     assert found["change"] == pytest.approx(0.25, abs=0.02)
+    assert found["statistic"] == "lowest 10th percentile"
+    for row in found["rows"]:  # the times shown are those that are judged
+        assert row["second_ns"] / row["first_ns"] - 1 == pytest.approx(row["change"])
     two = run("compare", "--runs", *firsts[:2], "--vs", *seconds[:2], "--json")
     assert (two.code, "too few" in json.loads(two.out)["reason"]) == (3, True)
+
+
+def test_the_part_that_is_named_moved_the_way_the_step_did_where_medians_of_runs_say_the_opposite(
+    tmp_path: Path,
+) -> None:
+    firsts = [write(tmp_path / f"a{n}", forward=own, seed=n) for n, own in enumerate((50_000, 52_000, 52_000))]
+    seconds = [write(tmp_path / f"b{n}", forward=own, seed=9 + n) for n, own in enumerate((30_000, 38_000, 90_000))]
+    seconds += [write(tmp_path / f"b{n}", forward=90_000, seed=9 + n) for n in (3, 4)]
+    found = result("--runs", *firsts, "--vs", *seconds[:3])
+    assert (found["verdict"], found["dominant"]) == ("faster", "forward")
+    found = result("--runs", *firsts, "--vs", *seconds)
+    assert (found["verdict"], found["dominant"]) == ("inconclusive", None)
+    assert [row["change"] < 0 for row in found["rows"]][:2] == [True, True]
+    assert [row["second_ns"] < row["first_ns"] for row in found["rows"]][:2] == [True, True]
 
 
 def test_ranks_have_rows_of_their_own_and_the_step_is_the_slowest_ranks(tmp_path: Path) -> None:
