@@ -11,14 +11,14 @@ from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
 from chakra_capture.cli.query import query
+from chakra_capture.cli.run import run, with_script_last
 from chakra_capture.cli.summary import summary
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.memory import prepare_process
 
 _HELP = """Merge, check and explain recorded PyTorch training traces.
 
-A run is recorded by your training job (see the README); then
-
+    chakra-capture run train.py         record a training, without a change to it (or see the README); then
     chakra-capture merge TRACE_DIR      link host and device traces of every rank
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
@@ -38,6 +38,7 @@ def app() -> App:
     built.command(inspect)
     built.command(compare)
     built.command(query)
+    built.command(run, end_of_options_delimiter="--")
     return built
 
 
@@ -45,6 +46,9 @@ def main(argv: list[str] | None = None) -> None:
     """Run ``chakra-capture`` and leave with its exit status."""
     if argv is None:  # a process of our own
         prepare_process(merges=sys.argv[1:2] == ["merge"])
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["run"]:
+        argv = ["run", *with_script_last(given[1:])]
     sys.exit(_run(app(), argv))
 
 

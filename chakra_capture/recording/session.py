@@ -303,6 +303,18 @@ class Session:
         if run is not None and self._run is None and reason is not Reason.terminated:
             self._summarise(run)
 
+    def discard(self) -> None:
+        """Close, and remove what was written: what looked like a training was none."""
+        with registry.signals_wait():
+            run = self._run
+            self._phases.forget()
+            self._disarm()
+            self._run = self._cycles = None
+            registry.remove_session(self)
+        if run is not None and run.manifest.world_size == 1:
+            registry.forget_run(run)
+            self._timed(run.remove)
+
     def _summarise(self, run: Run) -> None:
         """Rank 0 has the phases of all ranks summed up, as far as they have come."""
         if run.manifest.rank == 0 and run.has_phases and not run.disk.is_lost:

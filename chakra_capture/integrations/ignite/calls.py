@@ -105,6 +105,12 @@ def owners(engine: Engine) -> list[Any]:
     return [owner_of(entry[0]) for entries in engine._event_handlers.values() for entry in entries]
 
 
+def followers(engine: Engine) -> list[Any]:
+    """The objects of ours that are told of an engine's starts."""
+    entries = _entries(engine, Events.STARTED)
+    return [getattr(entry[0].function, "__self__", None) for entry in entries if isinstance(entry[0], Call)]
+
+
 def _is_call(entry: _Entry, function: Handler) -> bool:
     return isinstance(entry[0], Call) and entry[0].function == function
 

@@ -247,3 +247,8 @@ class ChakraProfileHandler:
         self._is_open = False
         if session is not None:
             session.close(reason, error)
+
+
+def is_traced(engine: Engine) -> bool:
+    """Say whether a handler of ours follows the runs of an engine."""
+    return any(isinstance(owner, ChakraProfileHandler) for owner in calls.followers(engine))
