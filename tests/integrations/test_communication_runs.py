@@ -70,7 +70,9 @@ def test_members_and_mesh_dimensions_are_those_of_the_job(runs, size, rank):
     world = list(range(size))
     assert groups["0"] == (None, world)
     # Where a dimension is the whole world torch serves it with the default group, whose description names no dimension.
-    assert size == 2 or ("tp", members) in groups.values()
+    assert size == 2 or all((dim, members) in groups.values() for dim in ("tp", "shard"))
+    assert ("replicate", list(range(rank % 2, size, 2))) in groups.values()
+    assert [group for name, group in groups.items() if name != "0"].count((None, world)) == (2 if size == 2 else 1)
     if rank < 2:
         assert (None, [0, 1]) in groups.values()
 
@@ -92,9 +94,13 @@ def test_every_row_of_an_operation_carries_its_group_and_bytes(runs, size, rank)
 def test_sequence_numbers_count_up_within_each_group(runs, size, rank):
     table = merged(runs[size], rank).communication.filter(~pl.col("collective").is_in(["send", "recv"]))
     assert table["seq"].null_count() == 0
-    for _, group in table.group_by("process_group"):
-        numbers = group["seq"].to_list()
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    for (name,), group in table.group_by("process_group"):
+        steps = group.select("collective", up=pl.col("seq").shift(-1) - pl.col("seq"))
+        others = steps.filter(pl.col("collective") != "reduce_scatter")["up"].drop_nulls()
+        assert others.to_list() == [1] * len(others)
+        # Gloo runs, and counts, an all_reduce for each tensor of a reduce_scatter: the job has two of 2, one of a list.
+        further = len(STEPS) * (1 + 1 + size - 1) if name == "0" else 0
+        assert steps["up"].sum() == len(steps) - 1 + further
 
 
 def test_reduce_scatter_says_what_gloo_runs_in_its_place(runs):
@@ -155,6 +161,8 @@ def expected_operations(folder, size):
         for rows in truth(folder, rank).values():
             for collective, group, _, _, _, peer, tag in rows:
                 # Group names of dimensions differ by rank, of one group they do not.
+                if collective == "recv" and peer is None:  # from any of the pair, which is one
+                    peer = 1 - rank
                 ends = {"send": (rank, peer, tag), "recv": (peer, rank, tag)}.get(collective)
                 number = counts[group, ends] = counts.get((group, ends), -1) + 1
                 sets.setdefault((group, ends, number), set()).add((rank, next(nodes)))

@@ -128,6 +128,23 @@ def test_work_of_another_kind_does_not_belong_to_the_last_op(tmp_path):
     assert columns(second, "collective", "dur_ns")[2] == ("broadcast", 20_000)  # an op has one work
 
 
+def test_reduce_scatter_takes_from_the_first_to_the_last_all_reduce_that_runs_in_its_place(tmp_path):
+    builder = TraceBuilder().op("c10d::reduce_scatter_", 0, 4)
+    builder.annotation("gloo:all_reduce", 10, 30, tid=WORKER).annotation("gloo:all_reduce", 12, 50, tid=WORKER + 1)
+    (row,) = builder.merged(tmp_path).communication.to_dicts()
+    assert (row["collective"], row["algorithm"]) == ("reduce_scatter", "all_reduce")
+    assert (row["ts_ns"] - row["issued_ns"], row["dur_ns"]) == (10_000, 52_000)
+    builder.annotation("gloo:all_reduce", 14, None, tid=WORKER + 2)
+    assert builder.merged(tmp_path / "cut").communication["dur_ns"].to_list() == [None]
+
+
+def test_monitored_barrier_takes_as_long_as_its_op(tmp_path):
+    builder = TraceBuilder().op("c10d::monitored_barrier_", 0, 40)
+    builder.annotation("gloo:send", 10, 5, tid=WORKER).annotation("gloo:recv", 20, 5, tid=WORKER)
+    (row,) = builder.merged(tmp_path).communication.to_dicts()
+    assert (row["collective"], row["algorithm"], row["dur_ns"]) == ("barrier", None, 40_000)
+
+
 def test_wait_is_no_operation(tmp_path):
     builder = TraceBuilder().op("record_param_comms", 0, 5, **stated("wait", 0)).op("c10d::wait", 10, 4)
     assert builder.merged(tmp_path).communication.height == 0
