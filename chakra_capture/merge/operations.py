@@ -66,6 +66,7 @@ class CommRows:
         self._is_record = on_host & self._of_name(lambda name: name == RECORD)
         self._is_marker = on_host & self._of_name(lambda name: bool(_COALESCED.match(name)))
         self._is_work = communicates & self._of_name(lambda name: bool(_ASYNC.match(name)))
+        self._is_op = on_host & self._of_name(lambda name: name.startswith("c10d::"))
         self._is_asking = (communicates & ~self._is_work) | self._is_record | self._is_marker
         self._kernels = np.flatnonzero(columns.is_kind("kernel") & (collective.codes >= 0))
         dur = np.where(columns.dur_ns == MISSING, 0, columns.dur_ns)
@@ -97,6 +98,8 @@ class CommRows:
         # What a backend runs holds nothing: it ends on another thread, and a host trace may put what follows under it.
         up = climb(self._columns.parent[asking], self._columns.parent, self._is_asking | self._is_work)
         up[(up >= 0) & self._is_work[up]] = -1
+        # No op of c10d runs in another one: without times it may stand under one that has ended.
+        up[self._is_op[asking] & (self._columns.ts_ns[asking] == MISSING)] = -1
         above = dict(zip(asking.tolist(), up.tolist(), strict=True))
         roots: dict[int, int] = {}
         for row in asking.tolist():

@@ -2,6 +2,7 @@
 ranks themselves wrote down."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from integrations.test_lightning_ddp import environment
 
 SIZES = (2, 4)
 LATE_MS = 60
+TOLD = ["collective", "process_group", "in_bytes", "out_bytes", "root", "peer", "tag"]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +53,29 @@ CASES = [(size, rank) for size in SIZES for rank in range(size)]
 def test_every_operation_has_the_group_sizes_root_and_peer_that_the_rank_really_used(runs, size, rank):
     table = merged(runs[size], rank).communication
     for step, expected in truth(runs[size], rank).items():
-        found = table.filter(step=int(step)).select(
-            "collective", "process_group", "in_bytes", "out_bytes", "root", "peer", "tag"
-        )
+        found = table.filter(step=int(step)).select(TOLD)
         assert [list(row) for row in found.iter_rows()] == expected
     assert table["step"].to_list() == sorted(table["step"].to_list())
     assert set(table["step"]) == set(STEPS)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_host_traces_alone_tell_the_same_of_every_operation(runs, size, tmp_path):
+    folder = tmp_path / "t"
+    for part in ("0_chakra", "0_run"):
+        shutil.copytree(runs[size] / "t" / part, folder / part)
+    run = find_run(folder)
+    assert [report.error for report in merge_run(run, run.merged_dir, MergeOptions(), workers=1)] == [None] * size
+    for rank in range(size):
+        table = merged(tmp_path, rank).communication
+        expected = [row for rows in truth(runs[size], rank).values() for row in rows]
+        assert [list(row) for row in table.select(TOLD).iter_rows()] == expected
+        whole = merged(runs[size], rank).communication
+        same = ["dtype", "seq", "group_ranks", "mesh_dim"]
+        assert table.select(same).equals(whole.select(same))
+        assert table["ts_ns"].null_count() == table.height
+    alignment = json.loads((run.merged_dir / "alignment.json").read_text())
+    assert alignment["num_operations"] == alignment["num_matched"] == operations_of_the_run(runs[size], size)
 
 
 @pytest.mark.parametrize(("size", "rank"), CASES)
