@@ -16,7 +16,7 @@ from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
 from chakra_capture.trace.issued import Issued, IssuedOperation
-from chakra_capture.trace.process_groups import ProcessGroup, by_name, groups_in_init
+from chakra_capture.trace.process_groups import ProcessGroup, by_name, groups_in_init, sound_ranks
 
 _POINT_TO_POINT = ("send", "recv")
 
@@ -42,19 +42,23 @@ class KnownGroups:
         stated, ids = _init_groups(host)
         listed = () if device is None else device.process_groups
         noted = [ProcessGroup(op.process_group, op.description or None) for op in issued.operations]
-        return cls(rank, by_name(stated, listed, noted), ids, issued)
+        # First: of a group of all ranks torch writes no list, so its trace does not tell their order.
+        in_order = [ProcessGroup(g.name, ranks=sound_ranks(g.ranks)) for g in issued.groups if g.ranks]
+        return cls(rank, by_name(in_order, stated, listed, noted), ids, issued)
 
     def complete(
         self, columns: Columns, operations: list[Operation], caller_group: Callable[[Operation], str | None]
     ) -> None:
         """Say of each operation which group it is of, as far as anything tells, and its members, root and peer."""
+        left: list[IssuedOperation] = []
         times = _by_order(columns, operations, self.issued)
         if times is None:
-            _from_notes(columns, operations, self.issued.operations)
+            left = _from_notes(columns, operations, self.issued.operations)
             times = [int(columns.ts_ns[one.root]) if one.root >= 0 else MISSING for one in operations]
         for one in _without_group(operations):
             one.facts = replace(one.facts, process_group=caller_group(one))
         _by_thread(columns, operations)
+        _from_notes(columns, operations, left)
         self._only_possible(operations, times)
         groups = by_name(self.groups.values(), _stated(operations))
         for one in operations:
@@ -133,8 +137,12 @@ def _global(known: int | None, in_group: int | None, ranks: tuple[int, ...] | No
     return ranks[in_group]
 
 
-def _from_notes(columns: Columns, operations: list[Operation], notes: list[IssuedOperation]) -> None:
-    """Give each note to the op of c10d that was under way when it was made; to none where several were."""
+def _from_notes(columns: Columns, operations: list[Operation], notes: list[IssuedOperation]) -> list[IssuedOperation]:
+    """Give each note to the op of c10d that was under way when it was made.
+
+    Returns:
+        Notes that may be of several, which threads issued at once: they are of none until the group of one is known.
+    """
     asked = sorted(
         (int(columns.ts_ns[one.root]), one)
         for one in operations
@@ -143,6 +151,7 @@ def _from_notes(columns: Columns, operations: list[Operation], notes: list[Issue
     starts = [ts for ts, _ in asked]
     ends = [ts + max(int(columns.dur_ns[one.root]), 0) for ts, one in asked]
     latest = _running_max(ends)
+    left = []
     for note in notes:
         at = bisect_right(starts, note.time_ns) - 1
         under_way = []
@@ -153,6 +162,9 @@ def _from_notes(columns: Columns, operations: list[Operation], notes: list[Issue
         if len(under_way) == 1:
             one = under_way[0]
             one.facts = one.facts.or_else(_noted_facts(note, one))
+        elif under_way:
+            left.append(note)
+    return left
 
 
 def _by_order(columns: Columns, operations: list[Operation], issued: Issued) -> list[int] | None:
@@ -210,6 +222,8 @@ def _running_max(values: list[int]) -> list[int]:
 
 
 def _is_of(note: IssuedOperation, one: Operation) -> bool:
+    if one.facts.process_group not in (None, note.process_group):
+        return False
     name = host_collective(note.name)
     return name is not None and (name == one.collective or may_run(one.collective, name))
 

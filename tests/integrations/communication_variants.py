@@ -52,6 +52,7 @@ class Variants:
         for module in (*self.hybrid, self.hybrid):
             fully_shard(module, mesh=self.mesh)
         self.twin = dist.new_group(list(range(size)), group_desc="the same ranks again")
+        self.turned = dist.new_group(list(reversed(range(size))), sort_ranks=False)
         self.compiled = torch.compile(_exchange, backend="aot_eager", fullgraph=True) if size == 2 else None
 
     def step(self, truth, world, pair, rank):
@@ -164,6 +165,8 @@ class Variants:
         if rank == 1:
             dist.recv(torch.zeros(64), None, group=pair)
             truth.note("recv", pair, 0, 256, tag=0)
+        dist.broadcast(t(66), src=0, group=self.turned)
+        truth.note("broadcast", self.turned, 264, 264, root=0)
         dist.barrier(group=self.twin)
         truth.note("barrier", self.twin, 0, 0)
 

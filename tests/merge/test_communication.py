@@ -209,6 +209,15 @@ def test_note_belongs_to_the_op_that_was_under_way_and_to_none_where_several_wer
     assert completed(known, spans, ["all_reduce"] * 3) == ["0", None, None]
 
 
+def test_note_of_threads_that_issued_at_once_goes_to_the_op_whose_group_is_known():
+    notes = [IssuedOperation("gloo:all_reduce", "0", 5, seq=8), IssuedOperation("gloo:all_reduce", "1", 6, seq=3)]
+    known = KnownGroups(0, {"0": WORLD, "1": PAIR}, issued=Issued(operations=notes))
+    facts = [CommFacts(collective="all_reduce"), CommFacts(collective="all_reduce")]
+    listed = [Operation(row, members=[row], collective="all_reduce", facts=one) for row, one in enumerate(facts)]
+    known.complete(Times((0, 10), (1, 10)), listed, lambda one: "1" if one is listed[1] else None)
+    assert [(one.facts.process_group, one.facts.seq) for one in listed] == [("0", 8), ("1", 3)]
+
+
 def test_note_of_another_collective_is_not_taken():
     known = KnownGroups(0, {"0": WORLD, "1": PAIR}, issued=Issued(operations=[IssuedOperation("gloo:reduce", "0", 5)]))
     assert completed(known, [(0, 10)], ["all_reduce"]) == [None]
