@@ -16,7 +16,7 @@ from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import HostTrace
 from chakra_capture.trace.issued import Issued, IssuedOperation
-from chakra_capture.trace.process_groups import ProcessGroup, by_name, groups_in_init
+from chakra_capture.trace.process_groups import ProcessGroup, by_name, groups_in_init, sound_ranks
 
 _POINT_TO_POINT = ("send", "recv")
 
@@ -42,31 +42,38 @@ class KnownGroups:
         stated, ids = _init_groups(host)
         listed = () if device is None else device.process_groups
         noted = [ProcessGroup(op.process_group, op.description or None) for op in issued.operations]
-        return cls(rank, by_name(stated, listed, noted), ids, issued)
+        # First: of a group of all ranks torch writes no list, so its trace does not tell their order.
+        in_order = [ProcessGroup(g.name, ranks=sound_ranks(g.ranks)) for g in issued.groups if g.ranks]
+        return cls(rank, by_name(in_order, stated, listed, noted), ids, issued)
 
     def complete(
         self, columns: Columns, operations: list[Operation], caller_group: Callable[[Operation], str | None]
     ) -> None:
         """Say of each operation which group it is of, as far as anything tells, and its members, root and peer."""
-        _from_notes(columns, operations, self.issued.operations)
+        left: list[IssuedOperation] = []
+        times = _by_order(columns, operations, self.issued)
+        if times is None:
+            left = _from_notes(columns, operations, self.issued.operations)
+            times = [int(columns.ts_ns[one.root]) if one.root >= 0 else MISSING for one in operations]
         for one in _without_group(operations):
             one.facts = replace(one.facts, process_group=caller_group(one))
         _by_thread(columns, operations)
-        self._only_possible(columns, operations)
+        _from_notes(columns, operations, left)
+        self._only_possible(operations, times)
         groups = by_name(self.groups.values(), _stated(operations))
         for one in operations:
             group = groups.get(one.facts.process_group or "")
             if group is not None:
                 one.facts = _with_members(one.facts, group)
 
-    def _only_possible(self, columns: Columns, operations: list[Operation]) -> None:
+    def _only_possible(self, operations: list[Operation], times: list[int]) -> None:
         """Give operations that torch only counted (send, recv) the group that is the only one they can be of."""
         counts = _Counts.of({name for name, group in self.groups.items() if group.size != 1}, self.issued)
         able: dict[int, set[str]] = {}
         at: dict[int, dict[str, int]] = {}
         unknown = list(_without_group(operations))
-        for number, one in enumerate(unknown):
-            ts = int(columns.ts_ns[one.root]) if one.root >= 0 else MISSING
+        issued = [ts for one, ts in zip(operations, times, strict=True) if _is_unknown(one)]
+        for number, (one, ts) in enumerate(zip(unknown, issued, strict=True)):
             at[number] = {name: count.interval(ts) for name, count in counts.items()}
             able[number] = {name for name in counts if self._reaches(self.groups[name], one.facts)}
         _settle(unknown, able, at, counts)
@@ -97,7 +104,11 @@ def _init_groups(host: HostTrace | None) -> tuple[list[ProcessGroup], dict[int, 
 
 
 def _without_group(operations: Iterable[Operation]) -> Iterable[Operation]:
-    return (one for one in operations if one.collective and one.facts.process_group is None)
+    return (one for one in operations if _is_unknown(one))
+
+
+def _is_unknown(one: Operation) -> bool:
+    return bool(one.collective) and one.facts.process_group is None
 
 
 def _stated(operations: Iterable[Operation]) -> list[ProcessGroup]:
@@ -126,8 +137,12 @@ def _global(known: int | None, in_group: int | None, ranks: tuple[int, ...] | No
     return ranks[in_group]
 
 
-def _from_notes(columns: Columns, operations: list[Operation], notes: list[IssuedOperation]) -> None:
-    """Give each note to the op of c10d that was under way when it was made; to none where several were."""
+def _from_notes(columns: Columns, operations: list[Operation], notes: list[IssuedOperation]) -> list[IssuedOperation]:
+    """Give each note to the op of c10d that was under way when it was made.
+
+    Returns:
+        Notes that may be of several, which threads issued at once: they are of none until the group of one is known.
+    """
     asked = sorted(
         (int(columns.ts_ns[one.root]), one)
         for one in operations
@@ -136,6 +151,7 @@ def _from_notes(columns: Columns, operations: list[Operation], notes: list[Issue
     starts = [ts for ts, _ in asked]
     ends = [ts + max(int(columns.dur_ns[one.root]), 0) for ts, one in asked]
     latest = _running_max(ends)
+    left = []
     for note in notes:
         at = bisect_right(starts, note.time_ns) - 1
         under_way = []
@@ -146,6 +162,55 @@ def _from_notes(columns: Columns, operations: list[Operation], notes: list[Issue
         if len(under_way) == 1:
             one = under_way[0]
             one.facts = one.facts.or_else(_noted_facts(note, one))
+        elif under_way:
+            left.append(note)
+    return left
+
+
+def _by_order(columns: Columns, operations: list[Operation], issued: Issued) -> list[int] | None:
+    """Give the notes to the operations of a host trace alone, in order, and say when each was issued.
+
+    Only where both are one list, alike in kind and size: None where they are not, where a thread more may have come in
+    between, and where times tell. What is not noted (send, recv) was issued after the last note before it.
+    """
+    roots = [one.root for one in operations if one.collective]
+    notes, at, time = issued.operations, 0, issued.start_ns
+    if issued.lost or not notes or not roots or min(roots) < 0 or (columns.ts_ns[roots] != MISSING).any():
+        return None
+    if len(set(columns.track[roots].tolist())) > 1:
+        return None
+    given: list[tuple[Operation, IssuedOperation]] = []
+    times = []
+    for one in operations:
+        number = _num_notes(one, notes, at) if one.collective else 0
+        if number is None:
+            return None
+        if number:
+            given.append((one, notes[at]))
+            at += number
+            time = notes[at - 1].time_ns
+        times.append(time)
+    if at < len(notes):
+        return None
+    for one, note in given:
+        one.facts = one.facts.or_else(_noted_facts(note, one))
+    return times
+
+
+def _num_notes(one: Operation, notes: list[IssuedOperation], at: int) -> int | None:
+    """How many notes from there on are of this operation, several where others run in its place; None: they are not."""
+    total = 0
+    for row in range(at, len(notes)):
+        note = notes[row]
+        if not _is_of(note, one):
+            break
+        is_whole = host_collective(note.name) == one.collective
+        total += bytes_of(note.in_elements, note.dtype) or 0
+        if total == one.facts.in_bytes:
+            return row + 1 - at
+        if is_whole or one.facts.in_bytes is None or total > one.facts.in_bytes:
+            return None
+    return 0 if one.collective in _POINT_TO_POINT and not total else None
 
 
 def _running_max(values: list[int]) -> list[int]:
@@ -157,6 +222,8 @@ def _running_max(values: list[int]) -> list[int]:
 
 
 def _is_of(note: IssuedOperation, one: Operation) -> bool:
+    if one.facts.process_group not in (None, note.process_group):
+        return False
     name = host_collective(note.name)
     return name is not None and (name == one.collective or may_run(one.collective, name))
 

@@ -66,6 +66,7 @@ class CommRows:
         self._is_record = on_host & self._of_name(lambda name: name == RECORD)
         self._is_marker = on_host & self._of_name(lambda name: bool(_COALESCED.match(name)))
         self._is_work = communicates & self._of_name(lambda name: bool(_ASYNC.match(name)))
+        self._is_op = on_host & self._of_name(lambda name: name.startswith("c10d::"))
         self._is_asking = (communicates & ~self._is_work) | self._is_record | self._is_marker
         self._kernels = np.flatnonzero(columns.is_kind("kernel") & (collective.codes >= 0))
         dur = np.where(columns.dur_ns == MISSING, 0, columns.dur_ns)
@@ -97,6 +98,8 @@ class CommRows:
         # What a backend runs holds nothing: it ends on another thread, and a host trace may put what follows under it.
         up = climb(self._columns.parent[asking], self._columns.parent, self._is_asking | self._is_work)
         up[(up >= 0) & self._is_work[up]] = -1
+        # No op of c10d runs in another one: without times it may stand under one that has ended.
+        up[self._is_op[asking] & (self._columns.ts_ns[asking] == MISSING)] = -1
         above = dict(zip(asking.tolist(), up.tolist(), strict=True))
         roots: dict[int, int] = {}
         for row in asking.tolist():
@@ -279,40 +282,47 @@ class CommRows:
 
     def ran(self, operation: Operation) -> tuple[int, int | None, int | None]:
         """The row that ran it, and when it began and how long it took; no time where the work is not recorded."""
-        columns = self._columns
         if operation.kernels:
-            rows = np.array(operation.kernels)
-            first = rows[np.argmin(columns.ts_ns[rows])]
-            return self._times(int(first), int(self._ends[rows].max()))
-        asked = operation.collective
-        for row in operation.work:
-            if self._name_of(row) == asked or len(operation.work) == 1:
-                return self._work_times(operation, row)
+            return self._span(operation.kernels)
+        if running := self._running(operation):
+            return self._work_times(operation, running)
         if any(self._is_record[row] for row in operation.members):  # what a device ran, and nobody recorded
             return operation.root, None, None
-        return self._times(operation.root, int(self._ends[operation.root]))
+        return self._span([operation.root])
 
-    def _work_times(self, operation: Operation, row: int) -> tuple[int, int | None, int | None]:
+    def _running(self, operation: Operation) -> list[int]:
+        """What a backend ran: the work of this name, else what it ran in its place, which may be several of one kind.
+
+        Gloo runs an all_reduce for each tensor of a reduce_scatter. A monitored barrier, of sends and recvs, runs on
+        the thread that asks.
+        """
+        own = [row for row in operation.work if self._name_of(row) == operation.collective]
+        names = {self._name_of(row) for row in operation.work}
+        return own[:1] or (operation.work if len(names) == 1 else [])
+
+    def _work_times(self, operation: Operation, rows: list[int]) -> tuple[int, int | None, int | None]:
         """Gloo hands a send or recv over within the op that asks, before it begins the annotation."""
-        at, ts, dur = self._times(row, int(self._ends[row]))
+        at, ts, dur = self._span(rows)
         begun = int(self._columns.ts_ns[operation.root]) if operation.root >= 0 else MISSING
         if operation.collective not in ("send", "recv") or ts is None or begun == MISSING:
             return at, ts, dur
         return at, begun, None if dur is None else ts + dur - begun
 
-    def _times(self, row: int, end: int) -> tuple[int, int | None, int | None]:
-        ts, dur = int(self._columns.ts_ns[row]), int(self._columns.dur_ns[row])
-        if ts == MISSING:
-            return row, None, None
-        return row, ts, None if dur == MISSING else end - ts
+    def _span(self, rows: list[int]) -> tuple[int, int | None, int | None]:
+        """The first of the rows, and the time from its begin to the end of the last."""
+        ts, dur = self._columns.ts_ns[rows], self._columns.dur_ns[rows]
+        first, begun = rows[int(np.argmin(ts))], int(ts.min())
+        if begun == MISSING:
+            return first, None, None
+        return first, begun, None if (dur == MISSING).any() else int(self._ends[rows].max()) - begun
 
     def algorithm(self, operation: Operation) -> str | None:
         """How it ran."""
         if operation.kernels:
             match = _ALGORITHM.search(self._names[operation.kernels[0]] or "")
             return match[1] if match else None
-        names = {self._name_of(row) for row in operation.work} - {operation.collective}
-        return names.pop() if len(names) == 1 and len(operation.work) == 1 else None
+        names = {self._name_of(row) for row in self._running(operation)} - {operation.collective}
+        return names.pop() if names else None
 
 
 def _one_way(facts: CommFacts) -> CommFacts:

@@ -34,7 +34,7 @@ class IssuedOperations:
         self.content = _in_peace(self._noted)
 
     def _noted(self) -> dict[str, object] | None:
-        groups = _counts()
+        groups, ranks = _counts(), _ranks()
         dump = getattr(sys.modules["torch._C"]._distributed_c10d, "_dump_fr_trace_json", None) if groups else None
         if dump is None:
             return None
@@ -50,7 +50,7 @@ class IssuedOperations:
             "end_ns": end_ns,
             "lost": is_cut,
             "groups": [
-                {"name": name, "start": self._start.get(name, 0), "end": groups.get(name)}
+                {"name": name, "start": self._start.get(name, 0), "end": groups.get(name), "ranks": ranks.get(name)}
                 for name in sorted({*self._start, *groups})
             ],
             "operations": [_operation(entry) for entry in inside],
@@ -66,15 +66,23 @@ def _in_peace(ask: Callable[[], T]) -> T | None:
 
 
 def _counts() -> dict[str, int]:
-    """How many operations each process group has issued; the groups of gloo, as those of NCCL are in its traces."""
+    """How many operations each process group has issued."""
+    return {name: int(group._get_sequence_number_for_group()) for name, group in _groups().items()}
+
+
+def _ranks() -> dict[str, list[int]]:
+    """Global ranks of each process group's members, in group order."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return {name: distributed.get_process_group_ranks(group) for name, group in _groups().items()}
+
+
+def _groups() -> dict[str, Any]:
+    """Process groups of gloo by name: those of NCCL are in its traces."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return {}
-    found = {}
-    for group, (backend, _) in list(distributed.distributed_c10d._world.pg_map.items()):
-        if "gloo" in str(backend):
-            found[str(group.group_name)] = int(group._get_sequence_number_for_group())
-    return found
+    listed = list(distributed.distributed_c10d._world.pg_map.items())
+    return {str(group.group_name): group for group, (backend, _) in listed if "gloo" in str(backend)}
 
 
 def _operation(entry: dict[str, Any]) -> dict[str, object]:

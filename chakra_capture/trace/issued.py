@@ -33,11 +33,16 @@ class IssuedOperation(msgspec.Struct):
 
 
 class GroupCount(msgspec.Struct):
-    """How many operations a group had issued when the window began, and when it ended."""
+    """How many operations a group had issued when the window began, and when it ended.
+
+    Attributes:
+        ranks: global ranks of its members, in group order.
+    """
 
     name: str
     start: _Number | None = None
     end: _Number | None = None
+    ranks: list[_Number] | None = None
 
 
 class Issued(msgspec.Struct):

@@ -9,6 +9,7 @@ import os
 import pickle
 import sys
 import time
+import traceback
 import warnings
 from datetime import timedelta
 from pathlib import Path
@@ -22,6 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from chakra_capture import ChakraProfileConfig, capture
+from integrations.communication_variants import Variants
 
 STEPS = (2, 3)
 
@@ -151,6 +153,7 @@ def job(folder: Path, rank: int, size: int, late_ms: float) -> None:
     mesh = init_device_mesh("cpu", (size // 2, 2), mesh_dim_names=("dp", "tp"))
     pair = dist.new_group([0, 1], group_desc="the pair")
     replicated, sharded, parallel = models(mesh)
+    variants = Variants(size)
     settings = ChakraProfileConfig(
         enabled=True, start_step=STEPS[0], end_step=STEPS[1], trace_dir=str(folder / "t"), job_id="0"
     )
@@ -165,6 +168,7 @@ def job(folder: Path, rank: int, size: int, late_ms: float) -> None:
                 collectives(truth, world, pair, rank, size)
                 objects(truth, world, rank, size)
                 point_to_point(truth, world, pair, rank, size)
+                variants.step(truth, world, pair, rank)
     (folder / f"truth-{rank}.json").write_text(json.dumps({g: truths[g].rows for g in STEPS}))
     dist.destroy_process_group()
 
@@ -179,6 +183,9 @@ def main(folder: Path, size: int, late_ms: float = 0.0) -> None:
             try:
                 job(folder, rank, size, late_ms)
                 code = 0
+            except BaseException:
+                traceback.print_exc()
+                raise
             finally:
                 os._exit(code)
         children.append(child)

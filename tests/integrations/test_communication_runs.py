@@ -2,6 +2,7 @@
 ranks themselves wrote down."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from integrations.test_lightning_ddp import environment
 
 SIZES = (2, 4)
 LATE_MS = 60
+TOLD = ["collective", "process_group", "in_bytes", "out_bytes", "root", "peer", "tag"]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +53,29 @@ CASES = [(size, rank) for size in SIZES for rank in range(size)]
 def test_every_operation_has_the_group_sizes_root_and_peer_that_the_rank_really_used(runs, size, rank):
     table = merged(runs[size], rank).communication
     for step, expected in truth(runs[size], rank).items():
-        found = table.filter(step=int(step)).select(
-            "collective", "process_group", "in_bytes", "out_bytes", "root", "peer", "tag"
-        )
+        found = table.filter(step=int(step)).select(TOLD)
         assert [list(row) for row in found.iter_rows()] == expected
     assert table["step"].to_list() == sorted(table["step"].to_list())
     assert set(table["step"]) == set(STEPS)
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_host_traces_alone_tell_the_same_of_every_operation(runs, size, tmp_path):
+    folder = tmp_path / "t"
+    for part in ("0_chakra", "0_run"):
+        shutil.copytree(runs[size] / "t" / part, folder / part)
+    run = find_run(folder)
+    assert [report.error for report in merge_run(run, run.merged_dir, MergeOptions(), workers=1)] == [None] * size
+    for rank in range(size):
+        table = merged(tmp_path, rank).communication
+        expected = [row for rows in truth(runs[size], rank).values() for row in rows]
+        assert [list(row) for row in table.select(TOLD).iter_rows()] == expected
+        whole = merged(runs[size], rank).communication
+        same = ["dtype", "seq", "group_ranks", "mesh_dim"]
+        assert table.select(same).equals(whole.select(same))
+        assert table["ts_ns"].null_count() == table.height
+    alignment = json.loads((run.merged_dir / "alignment.json").read_text())
+    assert alignment["num_operations"] == alignment["num_matched"] == operations_of_the_run(runs[size], size)
 
 
 @pytest.mark.parametrize(("size", "rank"), CASES)
@@ -70,7 +89,9 @@ def test_members_and_mesh_dimensions_are_those_of_the_job(runs, size, rank):
     world = list(range(size))
     assert groups["0"] == (None, world)
     # Where a dimension is the whole world torch serves it with the default group, whose description names no dimension.
-    assert size == 2 or ("tp", members) in groups.values()
+    assert size == 2 or all((dim, members) in groups.values() for dim in ("tp", "shard"))
+    assert ("replicate", list(range(rank % 2, size, 2))) in groups.values()
+    assert [group for name, group in groups.items() if name != "0"].count((None, world)) == (2 if size == 2 else 1)
     if rank < 2:
         assert (None, [0, 1]) in groups.values()
 
@@ -92,9 +113,13 @@ def test_every_row_of_an_operation_carries_its_group_and_bytes(runs, size, rank)
 def test_sequence_numbers_count_up_within_each_group(runs, size, rank):
     table = merged(runs[size], rank).communication.filter(~pl.col("collective").is_in(["send", "recv"]))
     assert table["seq"].null_count() == 0
-    for _, group in table.group_by("process_group"):
-        numbers = group["seq"].to_list()
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+    for (name,), group in table.group_by("process_group"):
+        steps = group.select("collective", up=pl.col("seq").shift(-1) - pl.col("seq"))
+        others = steps.filter(pl.col("collective") != "reduce_scatter")["up"].drop_nulls()
+        assert others.to_list() == [1] * len(others)
+        # Gloo runs, and counts, an all_reduce for each tensor of a reduce_scatter: the job has two of 2, one of a list.
+        further = len(STEPS) * (1 + 1 + size - 1) if name == "0" else 0
+        assert steps["up"].sum() == len(steps) - 1 + further
 
 
 def test_reduce_scatter_says_what_gloo_runs_in_its_place(runs):
@@ -155,6 +180,8 @@ def expected_operations(folder, size):
         for rows in truth(folder, rank).values():
             for collective, group, _, _, _, peer, tag in rows:
                 # Group names of dimensions differ by rank, of one group they do not.
+                if collective == "recv" and peer is None:  # from any of the pair, which is one
+                    peer = 1 - rank
                 ends = {"send": (rank, peer, tag), "recv": (peer, rank, tag)}.get(collective)
                 number = counts[group, ends] = counts.get((group, ends), -1) + 1
                 sets.setdefault((group, ends, number), set()).add((rank, next(nodes)))

@@ -8,6 +8,7 @@ from builder import TraceBuilder, merge_files
 from chakra_capture.merge.comm_facts import CommFacts
 from chakra_capture.merge.groups import KnownGroups
 from chakra_capture.merge.operations import Operation
+from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.issued import GroupCount, Issued, IssuedOperation
 from chakra_capture.trace.process_groups import ProcessGroup
@@ -128,6 +129,23 @@ def test_work_of_another_kind_does_not_belong_to_the_last_op(tmp_path):
     assert columns(second, "collective", "dur_ns")[2] == ("broadcast", 20_000)  # an op has one work
 
 
+def test_reduce_scatter_takes_from_the_first_to_the_last_all_reduce_that_runs_in_its_place(tmp_path):
+    builder = TraceBuilder().op("c10d::reduce_scatter_", 0, 4)
+    builder.annotation("gloo:all_reduce", 10, 30, tid=WORKER).annotation("gloo:all_reduce", 12, 50, tid=WORKER + 1)
+    (row,) = builder.merged(tmp_path).communication.to_dicts()
+    assert (row["collective"], row["algorithm"]) == ("reduce_scatter", "all_reduce")
+    assert (row["ts_ns"] - row["issued_ns"], row["dur_ns"]) == (10_000, 52_000)
+    builder.annotation("gloo:all_reduce", 14, None, tid=WORKER + 2)
+    assert builder.merged(tmp_path / "cut").communication["dur_ns"].to_list() == [None]
+
+
+def test_monitored_barrier_takes_as_long_as_its_op(tmp_path):
+    builder = TraceBuilder().op("c10d::monitored_barrier_", 0, 40)
+    builder.annotation("gloo:send", 10, 5, tid=WORKER).annotation("gloo:recv", 20, 5, tid=WORKER)
+    (row,) = builder.merged(tmp_path).communication.to_dicts()
+    assert (row["collective"], row["algorithm"], row["dur_ns"]) == ("barrier", None, 40_000)
+
+
 def test_wait_is_no_operation(tmp_path):
     builder = TraceBuilder().op("record_param_comms", 0, 5, **stated("wait", 0)).op("c10d::wait", 10, 4)
     assert builder.merged(tmp_path).communication.height == 0
@@ -141,6 +159,15 @@ def test_host_trace_alone_has_operations_without_times(tmp_path):
     builder = nccl(TraceBuilder(), "allreduce_", "allreduce", 0, 1)
     table = merge_files(tmp_path / "out", WindowFiles(builder.write_host(tmp_path / "h.json"), None)).communication
     assert columns(table, "collective", "ts_ns", "issued_ns") == [("all_reduce", None, None)]
+
+
+def test_op_that_a_host_trace_alone_puts_under_the_one_before_is_an_operation_of_its_own(tmp_path):
+    builder = TraceBuilder().op("c10d::broadcast_", 0, 9).op("c10d::allreduce_", 2, 4)
+    host_alone = WindowFiles(builder.write_host(tmp_path / "h.json"), None)
+    assert merge_files(tmp_path / "out", host_alone).communication["collective"].to_list() == [
+        "broadcast",
+        "all_reduce",
+    ]
 
 
 class Times:
@@ -160,6 +187,18 @@ def completed(known, spans, collectives, facts=()):
     return [operation.facts.process_group for operation in operations]
 
 
+def completed_without_times(known, *operations, threads=None):
+    """Groups of operations, ``(collective, bytes in)``, of a host trace alone."""
+    listed = [
+        Operation(row, members=[row], collective=name, facts=CommFacts(collective=name, in_bytes=num_bytes))
+        for row, (name, num_bytes) in enumerate(operations)
+    ]
+    rows = Times(*[(MISSING, MISSING)] * len(listed))
+    rows.track = np.array(threads or [0] * len(listed))
+    known.complete(rows, listed, lambda _: None)
+    return [one.facts.process_group for one in listed]
+
+
 WORLD, PAIR = ProcessGroup("0", None, (0, 1, 2), 3), ProcessGroup("1", None, (0, 1), 2)
 
 
@@ -170,9 +209,67 @@ def test_note_belongs_to_the_op_that_was_under_way_and_to_none_where_several_wer
     assert completed(known, spans, ["all_reduce"] * 3) == ["0", None, None]
 
 
+def test_note_of_threads_that_issued_at_once_goes_to_the_op_whose_group_is_known():
+    notes = [IssuedOperation("gloo:all_reduce", "0", 5, seq=8), IssuedOperation("gloo:all_reduce", "1", 6, seq=3)]
+    known = KnownGroups(0, {"0": WORLD, "1": PAIR}, issued=Issued(operations=notes))
+    facts = [CommFacts(collective="all_reduce"), CommFacts(collective="all_reduce")]
+    listed = [Operation(row, members=[row], collective="all_reduce", facts=one) for row, one in enumerate(facts)]
+    known.complete(Times((0, 10), (1, 10)), listed, lambda one: "1" if one is listed[1] else None)
+    assert [(one.facts.process_group, one.facts.seq) for one in listed] == [("0", 8), ("1", 3)]
+
+
 def test_note_of_another_collective_is_not_taken():
     known = KnownGroups(0, {"0": WORLD, "1": PAIR}, issued=Issued(operations=[IssuedOperation("gloo:reduce", "0", 5)]))
     assert completed(known, [(0, 10)], ["all_reduce"]) == [None]
+
+
+def noted(*operations, **more):
+    """What torch noted of (name, group, elements), one after the other."""
+    notes = [
+        IssuedOperation(f"gloo:{name}", group, at, in_elements=elements, dtype="Float")
+        for at, (name, group, elements) in enumerate(operations)
+    ]
+    return KnownGroups(0, {"0": WORLD, "1": PAIR}, issued=Issued(operations=notes, **more))
+
+
+def test_notes_go_in_order_to_the_operations_of_a_host_trace_alone():
+    known = noted(("broadcast", "1", 3), ("all_reduce", "0", 2), ("all_reduce", "0", 2), ("all_reduce", "1", 2))
+    operations = [("broadcast", 12), ("reduce_scatter", 16), ("all_reduce", 8)]
+    assert completed_without_times(known, *operations) == ["1", "0", "1"]
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        [("all_reduce", 8)],
+        [("all_reduce", 8), ("all_reduce", 12), ("all_reduce", 12)],
+        [("all_reduce", 8), ("all_reduce", 16)],
+        [("all_reduce", 8), ("all_reduce", None)],
+        [("all_reduce", 8), ("broadcast", 12)],
+        [("all_reduce", 8), ("reduce_scatter", 24)],
+        [("reduce_scatter", 16), ("all_reduce", 12)],
+    ],
+)
+def test_notes_that_are_not_the_operations_of_the_host_trace_name_no_group(operations):
+    known = noted(("all_reduce", "0", 2), ("all_reduce", "1", 3))
+    assert completed_without_times(known, ("all_reduce", 8), ("all_reduce", 12)) == ["0", "1"]
+    assert completed_without_times(known, *operations) == [None] * len(operations)
+
+
+def test_notes_go_by_order_neither_among_threads_nor_where_torch_lost_some():
+    notes, operations = [("all_reduce", "0", 2), ("all_reduce", "1", 2)], [("all_reduce", 8), ("all_reduce", 8)]
+    assert completed_without_times(noted(*notes), *operations, threads=[4, 5]) == [None, None]
+    assert completed_without_times(noted(*notes, lost=True), *operations) == [None, None]
+
+
+def test_send_without_a_time_was_issued_between_the_notes_around_it():
+    counts = [GroupCount("0", 0, 2), GroupCount("1", 0, 2)]
+    notes = [("gloo:barrier", "0", 10, 1), ("gloo:barrier", "1", 20, 2), ("gloo:barrier", "0", 30, 2)]
+    listed = [IssuedOperation(name, group, time, op=op) for name, group, time, op in notes]
+    known = KnownGroups(0, {"0": WORLD, "1": PAIR}, issued=Issued(end_ns=40, groups=counts, operations=listed))
+    send, barrier = ("send", 4), ("barrier", 0)
+    assert completed_without_times(known, barrier, send, barrier, barrier) == ["0", "1", "1", "0"]
+    assert completed_without_times(known, barrier, barrier, send, barrier) == ["0", "1", None, "0"]
 
 
 def test_the_only_group_with_other_members_is_that_of_every_operation():

@@ -46,7 +46,7 @@ def test_operations_of_the_window_are_written_with_group_numbers_and_sizes(group
     assert (reduce.process_group, reduce.description) == (group.group_name, "default_pg")
     assert (reduce.dtype, reduce.in_elements, reduce.out_elements) == ("Double", 10, 10)
     assert issued.start_ns <= reduce.time_ns <= issued.end_ns
-    assert [(g.name, g.start, g.end) for g in issued.groups] == [(group.group_name, 2, 4)]
+    assert [(g.name, g.start, g.end, g.ranks) for g in issued.groups] == [(group.group_name, 2, 4, [0])]
     assert issued.lost is False
 
 

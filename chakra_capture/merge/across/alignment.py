@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +82,7 @@ def align_run(merged_dir: Path, ranks: Mapping[int, Path], facts: RunFacts) -> A
     operations = read_operations(ranks, facts.world_size)
     copies = _copies(operations)
     matches = match_operations(operations)
+    operations = replace(operations, rows=operations.rows.clear())  # those of the matches are in another order
     role = roles(matches)
     clocks = compare_clocks(matches, role, facts.hosts, copies)
     collectives = _Collectives(operations, matches, role, clocks)

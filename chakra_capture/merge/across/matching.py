@@ -61,7 +61,8 @@ class Matches:
 
 def match_operations(operations: Operations) -> Matches:
     """Match the operations of all ranks; nothing is matched by nearest time."""
-    rows = operations.rows.hstack(operations.kinds[operations.rows["kind"]])
+    kinds = operations.kinds.with_columns(pl.col(pl.String).cast(pl.Categorical))
+    rows = operations.rows.hstack(kinds[operations.rows["kind"]])
     rows, lanes = _with_lanes(rows, operations.groups)
     rows = _with_keys(rows, lanes, operations.groups)
     lane, domain, key, again = (pl.col(name) for name in _KEY)
@@ -120,7 +121,7 @@ def _with_lanes(rows: pl.DataFrame, groups: tuple[Group, ...]) -> tuple[pl.DataF
         dst=pl.when(is_send).then(peer.fill_null(_NONE)).when(is_recv).then(rank),
         tag=pl.when(is_send | is_recv).then("tag"),
     )
-    lanes = rows.select(_LANE).unique().sort(_LANE).with_row_index("lane").cast({"lane": pl.Int64})
+    lanes = rows.select(_LANE).unique().sort(_LANE).with_row_index("lane").cast({"lane": pl.Int32})
     rows = rows.drop("low", "high").join(lanes, on=_LANE, how="left", nulls_equal=True, maintain_order="left")
     members = pl.Series([None if g.members is None else len(g.members) for g in groups], dtype=pl.Int64)
     is_p2p = pl.col("src").is_not_null()
@@ -136,7 +137,7 @@ def _with_lanes(rows: pl.DataFrame, groups: tuple[Group, ...]) -> tuple[pl.DataF
 
 def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame, groups: tuple[Group, ...]) -> pl.DataFrame:
     """Add what makes rows of several ranks one operation, and their order within the window."""
-    number = pl.int_range(pl.len(), dtype=pl.Int64)
+    number = pl.int_range(pl.len(), dtype=pl.Int32)
     order = number.over("rank", "window", "lane", "placed")
     rows = rows.with_columns(order=pl.when("placed").then(order))
     rows = rows.join(_windows(rows), on=["rank", "window"], how="left", maintain_order="left")
@@ -158,7 +159,7 @@ def _with_keys(rows: pl.DataFrame, lanes: pl.DataFrame, groups: tuple[Group, ...
     rows = rows.with_columns(key=number.over(*mine, "placed"), before=pl.col("step").shift().over(mine))
     in_common = pl.when(pl.col("step") >= pl.col("common_step")).then("key")
     first = pl.coalesce(in_common.min().over(mine), pl.len().over(mine))
-    first = pl.when(pl.col("common_step").is_null()).then(0).otherwise(first)
+    first = pl.when(pl.col("common_step").is_null()).then(0).otherwise(first).cast(pl.Int32)
     rows = rows.with_columns(
         key=pl.when(by_seq).then(pl.coalesce("seq", "key")).otherwise(pl.col("key") - first),
         begins_step=pl.col("step").is_not_null() & pl.col("step").ne_missing(pl.col("before")),
@@ -202,8 +203,9 @@ def _anchored(rows: pl.DataFrame, mine: tuple[str, str, str]) -> pl.DataFrame:
         several = too_many or any(len(text) == len(longest) and text != longest for text in texts)
         several |= any(longest.find(text, first + 1) >= 0 for text, first in zip(texts, at, strict=True) if first >= 0)
         found += [(*key, rank, max(first, 0), several) for rank, first in zip(ranks["rank"], at, strict=True)]
-    schema = {"lane": pl.Int64, "domain": pl.Int64, "rank": pl.Int64, "shift": pl.Int64, "unsure": pl.Boolean}
-    shifts = pl.DataFrame(found, schema=schema, orient="row")
+    of_rows = {name: rows.schema[name] for name in ("lane", "domain", "rank", "key")}
+    schema = pl.Schema({**of_rows, "unsure": pl.Boolean()})
+    shifts = pl.DataFrame(found, schema=schema, orient="row").rename({"key": "shift"})
     rows = rows.join(shifts, on=["lane", "domain", "rank"], how="left", maintain_order="left")
     rows = rows.with_columns(loses_some=(~pl.col("placed")).any().over(mine))
     unsure = pl.col("unsure").fill_null(value=False) | (~pl.col("placed") & ~pl.col("by_seq")) | pl.col("uncertain")
@@ -246,7 +248,7 @@ def _windows(rows: pl.DataFrame) -> pl.DataFrame:
     else:
         spans = spans.sort("first")
         domain = (pl.col("first") > pl.col("last").cum_max().shift()).fill_null(value=False).cum_sum()
-    spans = spans.with_columns(domain=domain.cast(pl.Int64))
+    spans = spans.with_columns(domain=domain.cast(rows.schema["window"]))
     # Several windows of a rank may make up one domain.
     begins = spans.group_by("rank", "domain").agg(pl.col("first").min())
     begins = begins.group_by("domain").agg(

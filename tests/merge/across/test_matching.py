@@ -70,6 +70,25 @@ def test_an_operation_that_one_rank_lacks_between_others_is_a_mismatch(tmp_path:
     assert alignment.groups[0]["first_mismatch"] == "process group 0: operation with seq 1 is lacking on rank 1"
 
 
+LARGE = 1 << 31
+
+
+@pytest.mark.parametrize("column", ["comm_bytes", "seq", "step", "window", "node_id", "host_node_id"])
+def test_numbers_beyond_32_bits_are_matched_and_written_as_they_are(tmp_path: Path, column: str) -> None:
+    large = LARGE - 1 if column == "window" else LARGE  # a window is a number of 32 bits
+    first = [operation(n * MS, 100 * US, **{"seq": n, column: n}, group_ranks=[0, 1]) for n in (1, large - 1, large)]
+    # Only one of the ranks has the large one.
+    alignment, table = align(tmp_path, {0: first, 1: later(first[:2])})
+    assert table.filter(rank=0).sort("arrival_ns")[column].to_list() == [1, large - 1, large]
+    assert table.filter(rank=1).sort("arrival_ns")[column].to_list() == [1, large - 1]
+    assert alignment.num_matched == 2
+
+
+def test_sizes_that_differ_by_4_gib_are_a_mismatch(tmp_path: Path) -> None:
+    _, table = align(tmp_path, {0: series(4), 1: later(series(4 + (1 << 32)))})
+    assert mismatches(table) == ["all_reduce of 4 B on rank 0, all_reduce of 4294967300 B on rank 1"]
+
+
 def test_coalesced_operations_that_share_a_sequence_number_keep_their_order(tmp_path: Path) -> None:
     rows = [row | {"seq": 3} for row in series(4, 8)]
     _, table = align(tmp_path, {0: rows, 1: rows})
