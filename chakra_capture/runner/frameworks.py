@@ -118,12 +118,18 @@ class Frameworks:
             return None
         from chakra_capture.integrations import ignite
 
-        if ignite.is_traced(engine):
+        there = ignite.handlers_of(engine)
+        if there:
             self._on_training()
-            return None
         if is_monai:
             from chakra_capture.integrations import monai
 
+            for handler in there:
+                if isinstance(handler, monai.TraceMLHandler):  # made without settings: these are to be had now
+                    handler.settings = self._settings
+        if there:
+            return None
+        if is_monai:
             return monai.ChakraProfileHandler(self._settings)
         size = held.get("gradient_accumulation_steps", 1)
         return ignite.ChakraProfileHandler(self._settings, gradient_accumulation_steps=size)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import run
 
 JOBS = Path(__file__).with_name("jobs.py")
 
@@ -71,3 +72,17 @@ def test_steps_and_their_batches_are_those_of_the_script(tmp_path, kind):
     assert measured >= ({"iteration"} if kind == "ignite" else {"forward", "backward", "optimizer"}), measured
     assert "chakra-capture: recorded in" in done.stderr
     assert len(list(tmp_path.glob("traces/*_run/final_summary.json"))) == 1
+
+
+def test_two_runs_of_the_monai_example_and_a_comparison_of_their_summaries(tmp_path):
+    example = JOBS.parents[2] / "scripts" / "examples" / "monai_dataloading_bottleneck.py"
+    small = ["--data-dir", "data", "--synthetic", "--volumes", "4", "--size", "32", "32", "16", "--patch", "16",
+             "--patches", "1", "--width", "2", "--epochs", "2", "--batch-size", "1"]  # fmt: skip
+    for name, more in (("first", ()), ("second", ("--dataset", "cache"))):
+        done = recorded(tmp_path, "--run-name", name, example, "--", *small, *more)
+        assert done.returncode == 0, done.stderr
+        assert "updates made by the trainer: 8" in done.stdout
+        (file,) = tmp_path.glob(f"traces/{name}_phases/rank-0.jsonl")
+        assert file.read_text().count('"kind":"step"') == 8
+    first, second = (tmp_path / f"traces/{name}_run/final_summary.json" for name in ("first", "second"))
+    assert run("compare", first, second).code in (0, 3)

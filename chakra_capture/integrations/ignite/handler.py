@@ -249,6 +249,6 @@ class ChakraProfileHandler:
             session.close(reason, error)
 
 
-def is_traced(engine: Engine) -> bool:
-    """Say whether a handler of ours follows the runs of an engine."""
-    return any(isinstance(owner, ChakraProfileHandler) for owner in calls.followers(engine))
+def handlers_of(engine: Engine) -> list[ChakraProfileHandler]:
+    """The handlers of ours that follow the runs of an engine."""
+    return [owner for owner in calls.followers(engine) if isinstance(owner, ChakraProfileHandler)]
