@@ -113,7 +113,7 @@ def _candidate(window: StepWindow, phase: str, at: int, slowest: float) -> Findi
     severity = graded(median / slowest, _WARN, _CRIT)
     if severity is None or same_sign < _SAME_SIGN:
         return None
-    if phase not in _OWN and not _is_paid_for(times, phase, at, median):
+    if phase not in _OWN and not _is_paid_for(window, phase, at, median):
         return None
     mine, others = float(np.nanmedian(times[phase][at])), float(np.nanmedian(_reference(times[phase], at)))
     return _finding(
@@ -133,11 +133,14 @@ def _candidate(window: StepWindow, phase: str, at: int, slowest: float) -> Findi
     )
 
 
-def _is_paid_for(times: dict[str, Float], phase: str, at: int, excess: float) -> bool:
-    """Whether a longer forward or backward is work: the step is longer by it, or the others wait in backward."""
-    paid = [_median(_excess(times[STEP], at))]
+def _is_paid_for(window: StepWindow, phase: str, at: int, excess: float) -> bool:
+    """Whether a longer forward or backward is work: the rank takes longer by it, or the others wait in backward.
+
+    With the time before each step: a rank that waits for what another one does between its steps takes no longer.
+    """
+    paid = [_median(_excess(window.wall, at))]
     if phase == FORWARD:
-        paid.append(-_median(_excess(times[BACKWARD], at)))
+        paid.append(-_median(_excess(window.times[BACKWARD], at)))
     return any(value >= _COVERED * excess for value in paid)
 
 
@@ -201,9 +204,22 @@ def _by_collectives(rank: int, collectives: Stragglers | None) -> Finding | None
     severity = graded(row["share"] or 0.0, _WARN, _CRIT)
     if severity is None:
         return None
+    if collectives.num_steps < 2 * _FEWEST_STEPS:
+        severity = min(severity, Severity.warn)
+    evidence = {
+        "delay_ms": row["delay_ns"] / _MS,
+        "num_latest": row["num_latest"],
+        "num_steps": row["num_steps"],
+    }
+    late = collectives.late_in.get(rank)
+    if late is not None and late.phase in _KINDS:
+        return _finding(
+            late.phase, rank, severity=severity, score=row["share"], mine=late.own_ns, others=late.others_ns,
+            evidence=evidence,
+        )  # fmt: skip
     return Finding(
         kind="STRAGGLER",
-        severity=min(severity, Severity.warn) if collectives.num_steps < 2 * _FEWEST_STEPS else severity,
+        severity=severity,
         summary=f"Rank {rank} comes {written_ms(row['delay_ns'])} per step after the others to what all take part in.",
         action=f"Look at what rank {rank} does before it: chakra-capture summary PATH --rank {rank}.",
         phase="sync",
@@ -211,7 +227,7 @@ def _by_collectives(rank: int, collectives: Stragglers | None) -> Finding | None
         score=row["share"],
         skew=row["share"],
         ranks=(rank,),
-        evidence={"delay_ms": row["delay_ns"] / _MS, "num_latest": row["num_latest"], "num_steps": row["num_steps"]},
+        evidence=evidence,
     )
 
 
