@@ -12,7 +12,12 @@ from chakra_capture.analysis.stragglers import SCHEMA, Stragglers
 
 @pytest.mark.parametrize(
     ("phase", "kind"),
-    [("input_wait", "INPUT_STRAGGLER"), ("h2d", "H2D_STRAGGLER"), ("forward", "COMPUTE_STRAGGLER")],
+    [
+        ("input_wait", "INPUT_STRAGGLER"),
+        ("h2d", "H2D_STRAGGLER"),
+        ("forward", "COMPUTE_STRAGGLER"),
+        ("optimizer", "COMPUTE_STRAGGLER"),
+    ],
 )
 @pytest.mark.parametrize(("excess", "severity"), [(10.1, None), (10.2, "warn"), (20.3, "warn"), (20.4, "crit")])
 def test_rank_that_takes_longer_in_a_phase_of_its_own_is_named_from_10_percent_of_a_step(phase, kind, excess, severity):
