@@ -51,7 +51,9 @@ def own_times(trace: MergedTrace, collectives: pl.DataFrame, windows: Sequence[L
     waits = trace.communication.select(*keys, "ts_ns").join(mine, on=keys).drop_nulls()
     found: OwnTimes = {}
     for loop in windows:
-        here = waits.filter(window=loop.window)
+        # The loop's thread does not wait in a kernel.
+        kernels = loop.nodes.filter(kind="kernel").select("node_id")
+        here = waits.filter(window=loop.window).join(kernels, on="node_id", how="anti")
         start = here["ts_ns"].to_numpy()
         own = _of_window(loop, intervals.union(start, start + here["wait_ns"].to_numpy()))
         found |= dict(zip(loop.steps["step"].to_list(), own, strict=True))

@@ -46,11 +46,14 @@ def test_others_are_their_median_and_ranks_without_a_common_step_say_nothing():
     assert late_phases([7], dict(enumerate([rank(), rank(forward=50)])), STEP_NS) == {}
 
 
-def test_own_time_of_a_phase_is_without_the_union_of_the_waits_in_it(tmp_path):
+def test_own_time_of_a_phase_is_without_the_union_of_the_waits_in_it_but_those_of_kernels(tmp_path):
     builder = TraceBuilder().step(1, 0, 100).annotation("forward", 10, 20).annotation("backward", 40, 50)
-    trace = builder.merged(tmp_path)
+    trace = builder.launched("ncclDevKernel_AllReduce", 40, 20, 7, at=39).merged(tmp_path)
+    (kernel,) = trace.nodes.filter(kind="kernel")["node_id"]
     # Waits from 15 to 25 in forward, from 60 to 80 and from 70 to 100 in backward and beyond it: us.
-    waits = pl.DataFrame([(1, 15_000, 10_000), (2, 60_000, 20_000), (3, 70_000, 30_000)], SCHEMA, orient="row")
+    waits = pl.DataFrame(
+        [(1, 15_000, 10_000), (2, 60_000, 20_000), (3, 70_000, 30_000), (kernel, 40_000, 20_000)], SCHEMA, orient="row"
+    )
     waits = waits.with_columns(rank=pl.lit(0, pl.Int64), window=pl.lit(0, pl.Int32))
     waits.write_parquet(trace.folder / layout.COMMUNICATION_FILE)
     (own,) = own_times(trace, waits, loop_windows(trace)).values()
