@@ -104,9 +104,6 @@ def test_handlers_of_events_that_an_ignite_engine_fires_by_itself_are_named_insi
 
 
 def test_handler_that_fails_in_a_recorded_step_fails_as_ever_and_no_name_is_left(tmp_path):
-    class Stop(Exception):
-        pass
-
     def fail(engine: Engine) -> None:
         if engine.state.iteration == STEPS[0] + 1:
             raise Stop
@@ -162,10 +159,9 @@ class Rows(torch.nn.Module):
         return {"loss": self.layer(inputs).sum()}
 
 
-def test_callbacks_of_a_hugging_face_trainer_are_named(tmp_path):
-    napping = NappingTrainerCallback()
+def train_rows(folder: Any, *callbacks: Any) -> None:
     arguments = TrainingArguments(
-        output_dir=str(tmp_path / "out"), per_device_train_batch_size=1, max_steps=4, report_to=[], use_cpu=True,
+        output_dir=str(folder / "out"), per_device_train_batch_size=1, max_steps=4, report_to=[], use_cpu=True,
         disable_tqdm=True, save_strategy="no", logging_strategy="no",
     )  # fmt: skip
     Trainer(
@@ -173,14 +169,46 @@ def test_callbacks_of_a_hugging_face_trainer_are_named(tmp_path):
         args=arguments,
         train_dataset=TensorDataset(torch.ones(4, 4)),
         data_collator=lambda batch: {"inputs": torch.stack([row[0] for row in batch])},
-        callbacks=[napping, huggingface.ChakraProfileCallback(settings(tmp_path / "t", *STEPS))],
+        callbacks=[*callbacks, huggingface.ChakraProfileCallback(settings(folder / "t", *STEPS))],
     ).train()
+
+
+def test_callbacks_of_a_hugging_face_trainer_are_named(tmp_path):
+    napping = NappingTrainerCallback()
+    train_rows(tmp_path, napping)
     assert handlers_in(rest_of(tmp_path / "t")) == {
         "NappingTrainerCallback.on_step_begin": True,
         "NappingTrainerCallback.on_pre_optimizer_step": True,
     }
     check_only_recorded_steps_name(tmp_path / "t", "handler:NappingTrainerCallback.on_step_begin")
     assert vars(napping) == {}
+
+
+class Stop(Exception):
+    pass
+
+
+class FailingCallback(pl.Callback):
+    def on_after_backward(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == STEPS[0]:
+            raise Stop
+
+
+class FailingTrainerCallback(TrainerCallback):
+    def on_pre_optimizer_step(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        if state.global_step == STEPS[0]:
+            raise Stop
+
+
+def test_callback_that_fails_in_a_recorded_step_fails_as_ever_and_nothing_of_ours_is_left(tmp_path):
+    fitted = lightning_trainer(FailingCallback(), lightning.ChakraProfileCallback(settings(tmp_path / "l", *STEPS)))
+    with pytest.raises(Stop):
+        fitted.fit(Model(), loader(4))
+    assert "profile" not in vars(fitted.profiler)
+    failing = FailingTrainerCallback()
+    with pytest.raises(Stop):
+        train_rows(tmp_path, failing)
+    assert vars(failing) == {}
 
 
 def test_name_of_a_handler_is_read_from_nothing_that_may_raise():
