@@ -13,7 +13,7 @@ import polars as pl
 
 from chakra_capture.analysis.findings import Finding, Severity, graded, written_ms
 from chakra_capture.analysis.step_series import STEP
-from chakra_capture.analysis.step_window import Float, StepWindow, row_means
+from chakra_capture.analysis.step_window import Float, StepWindow
 from chakra_capture.analysis.stragglers import Stragglers
 from chakra_capture.annotations import BACKWARD, FORWARD, H2D, INPUT_WAIT, OPTIMIZER
 
@@ -145,23 +145,27 @@ def _is_paid_for(window: StepWindow, phase: str, at: int, excess: float) -> bool
 
 
 def _by_backward(window: StepWindow) -> Iterator[Finding]:
-    """TraceML's rule: others wait in backward, and a cause is named if it explains what they lose."""
-    backward, steps = row_means(window.times[BACKWARD]), row_means(window.times[STEP])
+    """TraceML's rule, on medians: others wait in backward, and a cause is named if it explains what they lose.
+
+    A mean would do if it were not for one step in which one rank alone was held up.
+    """
+    times = window.times
+    backward, steps = _row_medians(times[BACKWARD]), _row_medians(times[STEP])
     eligible = [at for at in range(len(backward)) if np.isfinite(backward[at]) and np.isfinite(steps[at])]
     if len(eligible) < 2:
         return
     order = sorted(eligible, key=lambda at: (backward[at], at))
     late, victim = order[0], order[len(order) // 2]
-    cost = float(backward[victim] - backward[late])
-    severity = graded(cost / steps[victim], _WARN, _CRIT)
-    behind = window.times[BACKWARD][victim] - window.times[BACKWARD][late]
+    behind = times[BACKWARD][victim] - times[BACKWARD][late]
     behind = behind[np.isfinite(behind)]
+    cost = _median(behind)
+    severity = graded(cost / steps[victim], _WARN, _CRIT)
     if severity is None or len(behind) < _FEWEST_STEPS or (behind > 0).mean() < _SAME_SIGN:
         return
     # Where ranks do not keep step nobody waits: one has less to do.
     if abs(steps[victim] - steps[late]) > _IN_STEP * cost:
         return
-    excess = {phase: window.mean(phase)[late] - window.mean(phase)[victim] for phase in (INPUT_WAIT, H2D, FORWARD)}
+    excess = {phase: _median(times[phase][late] - times[phase][victim]) for phase in (INPUT_WAIT, H2D, FORWARD)}
     covered = {phase: min(1.0, value / cost) for phase, value in excess.items() if np.isfinite(value)}
     cause = max(covered, key=lambda phase: covered[phase], default=None)
     evidence = {
@@ -175,7 +179,7 @@ def _by_backward(window: StepWindow) -> Iterator[Finding]:
     }
     score = float(cost / steps[victim])
     if cause is not None and covered[cause] >= _COVERED:
-        mine, others = (float(window.mean(cause)[at]) for at in (late, victim))
+        mine, others = (_median(times[cause][at]) for at in (late, victim))
         yield _finding(
             cause, window.ranks[late], severity=severity, score=score, mine=mine, others=others, evidence=evidence
         )

@@ -82,6 +82,15 @@ def test_a_cause_is_named_if_it_explains_80_percent_of_what_the_others_lose(exce
     assert found([waiting] * 20, [late] * 20).step_time[0].kind == kind
 
 
+def test_rank_that_is_held_up_in_one_step_alone_is_not_waited_for():
+    usual = {"input_wait": 1.0, "forward": 30.0, "optimizer": 2.0}
+    # A little earlier in every step, and once by much.
+    waiting, late = (step(4, backward=63 + more, **usual) for more in (0.2, 0.0))
+    once = step(4, backward=363, **usual), step(304, backward=63, **usual)
+    diagnosis = found([*[waiting] * 19, once[0]], [*[late] * 19, once[1]])
+    assert not [each for each in diagnosis.findings if "STRAGGLER" in each.kind]
+
+
 def test_ranks_that_do_not_keep_step_do_not_wait_for_the_one_that_has_less_to_do():
     busy = step(4, input_wait=1, forward=30, backward=63, optimizer=2)
     idle = step(4, input_wait=1, forward=30, backward=13, optimizer=2)

@@ -100,7 +100,7 @@ def test_time_that_a_rank_waits_for_the_other_one_in_backward_is_none_of_its_own
         for rank in (0, 1)
     ]
     late = said["stragglers"]["late_in"]["1"]
-    # One rank naps 12 ms in backward and waits there, the other one naps 42 ms.
+    # One rank naps 12 ms in backward and waits there, the other one naps 92 ms.
     assert min(means) > 24_000_000
-    assert (late["phase"], late["own_ns"] > 30_000_000) == ("backward", True)
-    assert late["own_ns"] - late["others_ns"] > 15_000_000
+    assert (late["phase"], late["own_ns"] > 80_000_000) == ("backward", True)
+    assert late["own_ns"] - late["others_ns"] > 40_000_000

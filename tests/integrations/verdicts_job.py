@@ -35,7 +35,7 @@ from chakra_capture.integrations.monai import ChakraProfileHandler
 from integrations.models import trainer as lightning_trainer
 
 # What forward and backward take each where nothing is wrong, and what is wrong takes.
-BASE, FAULT = 0.012, 0.03
+BASE, FAULT = 0.012, 0.04
 # Rules that name a rank need 10 steps, and the first one does not count.
 STEPS = 14
 BETWEEN = ("validation", "checkpoint", "callbacks")
@@ -168,11 +168,12 @@ def phases_of(train: Callable[..., None], **chosen: Any) -> Callable[[Path, int]
 
 Scenarios = dict[str, Callable[[Path, int], None]]
 PAIR: Scenarios = {
-    "healthy": Plain(num_steps=26, base=0.03),
+    "healthy": Plain(num_steps=26, base=0.05),
     "slow input of rank 1": Plain({"input_wait": FAULT}, 1),
     "slow input of rank 1 with buffers": Plain({"input_wait": FAULT}, 1, has_buffers=True),
     "slow forward of rank 1 with buffers": Plain({"forward": FAULT}, 1, has_buffers=True),
-    "slow backward of rank 1": Plain({"backward": FAULT}, 1, window=(3, 13)),
+    # Of few steps chance may explain it: then a rank must be the latest one in all of them.
+    "slow backward of rank 1": Plain({"backward": 2 * FAULT}, 1, num_steps=24, window=(3, 22)),
     "slow rest": Plain({"rest": FAULT}),
     "slow rest of rank 1": Plain({"rest": FAULT}, 1),
     "slow validation": Plain({"validation": FAULT}),
@@ -182,7 +183,7 @@ PAIR: Scenarios = {
     "slow input of rank 1 with buffers, Lightning": phases_of(lightning, slow_rank=1),
 }
 ALONE: Scenarios = {
-    "healthy": Plain(num_steps=26, base=0.03),
+    "healthy": Plain(num_steps=26, base=0.05),
     "slow input": Plain({"input_wait": FAULT}),
     "slow rest": Plain({"rest": FAULT}),
     "slow checkpoint": Plain({"checkpoint": FAULT}),
@@ -191,7 +192,7 @@ ALONE: Scenarios = {
     "slow validation, MONAI": phases_of(monai, validates=True),
     "slow callbacks, Lightning": phases_of(lightning, calls=True),
     # 100 steps show a trend.
-    "slower and slower": Plain(num_steps=105, base=0.002, growth=0.0001),
+    "slower and slower": Plain(num_steps=105, base=0.006, growth=0.00015),
 }
 # Memory is read once a second, and 20 values are needed; a growth of 1 GiB is called a leak.
 LEAKING: Scenarios = {"memory leak": Plain(num_steps=230, base=0.05, leak=7 << 20)}
