@@ -21,7 +21,7 @@ demo: $(STAMP)  ## Train digits on 2 processes, record steps 5-10, merge, summar
 	$(BIN)/python scripts/demo.py
 
 test: $(STAMP)  ## Run the whole test suite
-	$(BIN)/python -m pytest -n 2 --dist loadfile --ignore=tests/clients
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/clients
 
 test-clients: $(STAMP)  ## Have other tools read what this one writes, each in an environment of its own
 	$(BIN)/python -m pytest tests/clients

@@ -41,6 +41,22 @@ _WATCHED = {
 }
 
 
+# Files that take minutes, most of it in processes of their own. They begin first, or at the end one core would wait.
+_LONG = (
+    "test_chaos", "integrations/", "test_demo", "runner/", "test_dataloading_study", "test_interrupts", "phases/",
+    "recording/", "test_packaging", "test_hydra", "test_config", "test_examples", "merge/many", "test_merge_ranks",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Order files by how long they take; those of one worker stay together."""
+
+    def place(item: pytest.Item) -> int:
+        return next((at for at, part in enumerate(_LONG) if part in item.nodeid), len(_LONG))
+
+    items.sort(key=place)
+
+
 class _Watch:
     """Knows whether an object of a watched class was made: only then are all objects gone through, which is slow."""
 

@@ -20,7 +20,7 @@ class Patch:
         # A method comes from the class: put back into its object it would stay there, and hide what the class gets.
         self._before = vars(owner).get(name, _NOTHING)
         copied = (getattr, (owner, name)) if self._before is _NOTHING else (_itself, (self._before,))
-        self.replacement = _Replacement(getattr(owner, name), instead, copied)
+        self.replacement = Replacement(getattr(owner, name), instead, copied)
         setattr(owner, name, self.replacement)
 
     @property
@@ -39,7 +39,7 @@ class Patch:
             setattr(self._owner, self._name, self._before)
 
 
-class _Replacement:
+class Replacement:
     """What stands in the place of the original."""
 
     def __init__(self, original: Callable[..., Any], instead: Callable[..., Any], copied: tuple[Any, ...]) -> None:

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from chakra_capture.annotations import FORWARD
-from chakra_capture.recording.patches import Patch
+from chakra_capture.recording.patches import Patch, Replacement
 from chakra_capture.runner.loop_watch import LoopWatch
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class TorchCalls:
 
     def torch_imported(self, torch: ModuleType) -> None:
         """Have backwards and updates told."""
+        _leave_uncompiled()
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         Patch(torch.autograd, "backward", self._backward)
@@ -48,6 +49,7 @@ class TorchCalls:
         def fetch(iterator: Any) -> Any:
             return calls._fetch(original, iterator)
 
+        _leave_uncompiled(fetch)
         cls.__next__ = fetch
 
     def scaler_imported(self, scaler: ModuleType) -> None:
@@ -63,6 +65,7 @@ class TorchCalls:
                 watch.skip_update()
             return found
 
+        _leave_uncompiled(step)
         cls.step = step
 
     def _fetch(self, original: Callable[[Any], Any], iterator: Any) -> Any:
@@ -134,6 +137,22 @@ class TorchCalls:
     def _leave_modules(self) -> None:
         for calls in self._modules:
             calls.leave()
+
+
+def _leave_uncompiled(*functions: Any) -> None:
+    """Have torch.compile pass over our code: between two graphs it would compile what is called there, ours too."""
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:  # another version: then it may
+        return
+    alone = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)  # what it calls is the script's
+    whole = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
+    around = (Replacement.__call__, TorchCalls._backward, TorchCalls._fetch, *functions)
+    hooks = (TorchCalls._begin_update, TorchCalls._end_update, TorchCalls._pass_of)
+    of_watch = (one for name, one in vars(LoopWatch).items() if callable(one) and not name.startswith("_"))
+    for strategy, marked in ((alone, around), (whole, (*hooks, *of_watch))):
+        for function in marked:
+            set_code_exec_strategy(function.__code__, strategy)
 
 
 def _roots_with(parameters: set[int]) -> list[tuple[Any, list[Any]]]:
