@@ -99,6 +99,7 @@ class Batches:
             raise
         loop.session.end_phase(INPUT_WAIT)
         loop.received()
+        loop.session.received(batch)
         return batch
 
     def __del__(self) -> None:

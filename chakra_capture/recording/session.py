@@ -17,6 +17,7 @@ from chakra_capture.config import ChakraProfileConfig, OnFault, Validation, sett
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import registry
+from chakra_capture.recording.batches import batch_size
 from chakra_capture.recording.cycles import ALWAYS, Cycles
 from chakra_capture.recording.disk import Disk
 from chakra_capture.recording.loop_phases import LoopPhases
@@ -197,6 +198,7 @@ class Session:
                 return
             finally:
                 self.end_phase(INPUT_WAIT)
+            self.received(batch)
             yield step, batch
             self.end_step(step)
             step += 1
@@ -280,6 +282,16 @@ class Session:
         """Note that a phase is timed from now on, or why it is not: it is missing then, not zero."""
         if self._phases.steps is not None:
             self._timed(self._phases.steps.measures, name, why_not)
+
+    def received(self, batch: object) -> None:
+        """Show what a request for a batch has given: how many samples that are is noted once a second."""
+        steps = self._phases.steps
+        if steps is not None and steps.wants_batch:
+            try:
+                size = batch_size(batch)
+            except Exception:  # it is the user's, and may answer nothing
+                size = None
+            self._timed(steps.note_batch, size)
 
     def skip_update(self) -> None:
         """Tell that the running step ends without its update, as when a scaler has found infinite gradients."""

@@ -4,9 +4,10 @@ A line is one JSON object. ``kind`` is ``open`` (who writes, and both clocks), `
 ``anchor`` (both clocks at a window's start or end) or ``close``. Of a step: ``step``, ``begin_ns`` and ``ns`` on the
 monotonic clock, ``phases`` ({phase: [ns, calls]}, exclusive of phases inside it), ``spans`` ([phase, begin, end], ns
 after the step's begin), ``gap`` (the time since the step before: ``ns`` and its ``phases``), ``flags``, ``device_ns``
-where the device was timed (exclusive, too; ``(step)`` is all of it), and once a second ``rss_bytes`` and
-``device_bytes``. What is in no phase of a step is its residual. ``validation``, ``checkpoint`` and ``callbacks`` come
-between two steps, or between the batches of a step that accumulates: there they are no work of the step.
+where the device was timed (exclusive, too; ``(step)`` is all of it), and once a second ``rss_bytes``, ``device_bytes``
+and ``batch_size`` (samples of one batch of the step). What is in no phase of a step is its residual. ``validation``,
+``checkpoint`` and ``callbacks`` come between two steps, or between the batches of a step that accumulates: there they
+are no work of the step.
 
 ``measures`` says which phases are timed (null) or why not (a text): a phase that is timed and not in a step took no
 time there. ``dropped`` names batches whose gradients came to nothing; their time is in the gap.
@@ -68,6 +69,9 @@ class StepPhases:
         noted = self._journal or self._spans
         self.begin, self.end = noted.begin, noted.end
         self.open_step: int | None = None
+        # Once a second, as the memory; the loop asks before it shows a batch.
+        self.wants_batch = True
+        self._batch_size: int | None = None
         self._left = max_steps
         self._flags: set[str] = {FIRST}
         self._gap: Stretch | None = None
@@ -113,8 +117,14 @@ class StepPhases:
             self._flags.clear()
         now = self._clock()
         is_due = now >= self._file.next_ns
-        # Of the steps that end in one second the last one says how much memory there was.
-        note = (step, flags, self._memory() if is_due else None)
+        # Of the steps that end in one second the last says how much memory there was, the next how large a batch is.
+        more = self._memory() if is_due else None
+        if self._batch_size is not None:
+            more = {**(more or {}), "batch_size": self._batch_size}
+            self._batch_size = None
+        if is_due:
+            self.wants_batch = True
+        note = (step, flags, more)
         if self._left is not None:
             self._left -= 1
         if self._journal is None:
@@ -159,7 +169,7 @@ class StepPhases:
         lost = self._spans.end_step()
         self._release(lost)
         self._spans.stretch = _joined(gap, lost) if gap is not None else lost
-        self._gap = None
+        self._gap = self._batch_size = None
         self._flags.discard(PARTIAL)
         if batches:
             self._add({"kind": "dropped", "step": step, "batches": list(batches), "why": why})
@@ -170,6 +180,11 @@ class StepPhases:
             self.sum_up()
             self._measures[name] = why_not
             self._is_measures_said = False
+
+    def note_batch(self, size: int | None) -> None:
+        """Note how many samples a batch of the running step holds."""
+        self.wants_batch = False
+        self._batch_size = size
 
     def flag(self, flag: str) -> None:
         """Mark the step that runs."""

@@ -75,7 +75,10 @@ class TorchCalls:
         is_wait = watch.request(id(iterator._dataset), self._pass_of(iterator), with_gradients=is_training)
         is_end = False
         try:
-            return original(iterator)
+            batch = original(iterator)
+            if is_wait and watch.session is not None:
+                watch.session.received(batch)
+            return batch
         except StopIteration:
             is_end = True
             raise

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -120,12 +121,14 @@ class ChakraProfileCallback(TrainerCallback):  # type: ignore[misc]
         if self._phases is not None and self._session is not None:
             self._session.begin_phase(INPUT_WAIT)
 
-    def end_request(self, num_batches: int) -> None:
+    def end_request(self, batches: Sequence[Any]) -> None:
         """The batches are there; without any the step held none."""
         if self._phases is not None and self._session is not None:
             self._session.end_phase(INPUT_WAIT)
-        if not num_batches:
+        if not batches:
             self.abort()
+        elif self._session is not None:
+            self._session.received(batches[0])
 
     def abort(self) -> None:
         """Close a step that held no update."""

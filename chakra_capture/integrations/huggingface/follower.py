@@ -1,6 +1,6 @@
 """What a trainer tells no callback: when batches are requested, that it validates, that an exception ends it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from transformers import Trainer
@@ -20,7 +20,7 @@ class Listener(Protocol):
     def begin_request(self, step: int) -> None:
         """Batches are requested."""
 
-    def end_request(self, num_batches: int) -> None:
+    def end_request(self, batches: Sequence[Any]) -> None:
         """The request is answered."""
 
     def start_validation(self) -> None:
@@ -70,7 +70,7 @@ class TrainerFollower:
     def _request(self, request: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._callback.begin_request(self.trainer.state.global_step)
         batches, num_items = request(*args, **kwargs)
-        self._callback.end_request(len(batches))
+        self._callback.end_request(batches)
         return batches, num_items
 
     def _validate(self, part: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -175,6 +175,8 @@ class ChakraProfileHandler:
         # Already open, unless the engine runs without data and so requests nothing.
         if not self._is_open:
             self._begin(engine, engine.state.iteration - 1)
+        if self._engine is not None and engine is self._engine and self._session is not None:
+            self._session.received(engine.state.batch)
 
     def _begin(self, engine: Engine, iterations: int) -> None:
         if engine is self._interrupted:

@@ -108,6 +108,7 @@ class ChakraProfileCallback(_Callback):
         """Open the step if the request for its batch was not seen."""
         if trainer is self._trainer:
             self._follower.begin()  # type: ignore[union-attr]
+            self._session.received(batch)  # type: ignore[union-attr]
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close the step with the last batch of its group."""
