@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from cyclopts import App, CycloptsError
 
 from chakra_capture.cli.compare import compare
+from chakra_capture.cli.doctor import doctor
 from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
@@ -23,6 +24,7 @@ A run is recorded by your training job (see the README); then
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
+    chakra-capture doctor TRACE_DIR     can a job be recorded here, and what will not work?
 
 Exit status: 0 ok, 1 bad input, 2 wrong usage, 3 inconclusive, 4 regression.
 """
@@ -38,6 +40,7 @@ def app() -> App:
     built.command(inspect)
     built.command(compare)
     built.command(query)
+    built.command(doctor)
     return built
 
 
