@@ -7,6 +7,7 @@ from io import TextIOWrapper
 from cyclopts import App, CycloptsError
 
 from chakra_capture.cli.compare import compare
+from chakra_capture.cli.config import config
 from chakra_capture.cli.doctor import doctor
 from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
@@ -25,6 +26,7 @@ A run is recorded by your training job (see the README); then
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
     chakra-capture doctor TRACE_DIR     can a job be recorded here, and what will not work?
+    chakra-capture config FILE          the settings of a job, and where each came from
 
 Exit status: 0 ok, 1 bad input, 2 wrong usage, 3 inconclusive, 4 regression.
 """
@@ -41,6 +43,7 @@ def app() -> App:
     built.command(compare)
     built.command(query)
     built.command(doctor)
+    built.command(config)
     return built
 
 

@@ -8,6 +8,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 from chakra_capture.cli.output import count_of
@@ -62,11 +63,10 @@ def ask(module: str, *arguments: str, limit_s: float) -> Iterator[dict[str, Any]
 def _end(child: "subprocess.Popen[bytes]") -> None:
     """End the process and what it has started."""
     if child.returncode is None:
-        os.killpg(child.pid, signal.SIGKILL)
-        try:
+        # The first: it has ended meanwhile. The second: it waits for a disk, where no signal reaches it.
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(child.pid, signal.SIGKILL)
             child.wait(_END_WAIT_S)
-        except subprocess.TimeoutExpired:  # it waits for a disk, where no signal reaches it
-            return
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:

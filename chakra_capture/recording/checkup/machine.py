@@ -94,15 +94,19 @@ def folder(trace_dir: str) -> Iterator[Check]:
             )
         yield blocking(FOLDER, what, why, "Free space, change its permissions, or give another folder.")
         return
-    if free < _LITTLE_BYTES:
-        yield warning(
-            FOLDER,
-            f"{path} has {free / 1e6:,.0f} MB free.",
-            "A window of a large model takes that and more on every rank; a full disk loses the recording.",
-            "Free space, record fewer steps or ranks, or set chakra_profile.compress=true.",
-        )
-    else:
-        yield fine(FOLDER, f"{path} can be written, {free / 1e9:,.0f} GB free")
+    yield space(path, free)
+
+
+def space(path: Path, free: int) -> Check:
+    """Judge the bytes that are free in a folder."""
+    if free >= _LITTLE_BYTES:
+        return fine(FOLDER, f"{path} can be written, {free / 1e9:,.0f} GB free")
+    return warning(
+        FOLDER,
+        f"{path} has {free / 1e6:,.0f} MB free.",
+        "A window of a large model takes that and more on every rank; a full disk loses the recording.",
+        "Free space, record fewer steps or ranks, or set chakra_profile.compress=true.",
+    )
 
 
 def _probe(folder: Path) -> int:

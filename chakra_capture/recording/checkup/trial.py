@@ -1,20 +1,18 @@
 """A recording of one step, made to see whether one can be made."""
 
 import json
-import logging
 import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording.checkup.check import Check, blocking, fine, warning
 from chakra_capture.recording.checkup.folders import there_for_now
+from chakra_capture.recording.notices import heard
 from chakra_capture.recording.rank import RankInfo
 from chakra_capture.recording.session import capture
 
@@ -45,7 +43,7 @@ def _record(folder: Path) -> Iterator[Check]:
     settings = ChakraProfileConfig(
         enabled=True, start_step=0, end_step=0, phases=False, trace_dir=str(folder), job_id=_JOB
     )
-    with _said() as said:
+    with heard() as said:
         try:
             with capture(settings, rank=RankInfo(0, 1)) as session, session.step(0):
                 device = _train()
@@ -103,22 +101,3 @@ def _train() -> str | None:
     if device is not None:
         torch.cuda.synchronize()
     return device
-
-
-@contextmanager
-def _said() -> Iterator[list[str]]:
-    """What the training half logs meanwhile, which is said with the result."""
-    messages: list[str] = []
-
-    class Listener(logging.Handler):
-        def emit(self, record: Any) -> None:
-            messages.append(record.getMessage())
-
-    logger, listener = logging.getLogger("chakra_capture"), Listener()
-    propagates, logger.propagate = logger.propagate, False
-    logger.addHandler(listener)
-    try:
-        yield messages
-    finally:
-        logger.removeHandler(listener)
-        logger.propagate = propagates
