@@ -52,6 +52,7 @@ def ask(module: str, *arguments: str, limit_s: float) -> Iterator[dict[str, Any]
             child.wait()
         finally:
             clock.cancel()
+            clock.join()
             _end(child)
         if is_late.is_set():
             raise NoAnswerError(f"it did not end within {count_of(round(limit_s), 'second')}")
@@ -79,10 +80,10 @@ def _parsed(line: bytes) -> dict[str, Any] | None:
 
 def _reason(code: int, said: str) -> str:
     lines = [line for line in said.splitlines() if line.strip()]
-    last = f": {lines[-1][-_MOST_TEXT:].strip()}" if lines else ""
-    if code < 0:
-        try:
-            return f"signal {signal.Signals(-code).name} ended it{last}"
-        except ValueError:
-            return f"signal {-code} ended it{last}"
-    return f"it ended with status {code}{last}"
+    last = f" (its last line: {lines[-1][-_MOST_TEXT:].strip()})" if lines else ""
+    if code > 0:
+        return f"it ended with status {code}{last}"
+    try:
+        return f"signal {signal.Signals(-code).name} ended it{last}"
+    except ValueError:
+        return f"signal {-code} ended it{last}"

@@ -70,8 +70,8 @@ def test_preset_of_an_application_and_windows_for_people(tmp_path: Path) -> None
     shown = done.out.splitlines()
     assert (done.code, done.err) == (0, "")
     assert max(map(len, shown)) <= 80
-    found = {line.split()[0]: line.split(maxsplit=2)[1:] for line in shown if len(line.split()) > 2}
-    assert found["phases"] == ["false", "preset ours of the application"]
+    found = {line.split()[0]: line.split()[1:] for line in shown if line.strip()}
+    assert found["phases"][:4] == ["false", "preset", "ours", "of"]
     assert found["job_id"] == ["a\ufffdb", "app.yaml"]
     assert found["end_step"] == ["2", "default"]
 
@@ -107,7 +107,8 @@ def test_what_cannot_work_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "list.yml").write_text("[1]\n")
     app = CONFIGS / "nemo_app.yaml"
     refused(run("config", app, "model.nsys_profile.enabled=true"), "nsys_profile.enabled are both true")
-    refused(run("config", app, "+model.chakra_profile.start_stp=5"), "Did you mean", "start_step?")
+    misspelt = run("config", app, "+model.chakra_profile.start_stp=5")
+    assert (misspelt.code, misspelt.err.endswith("Did you mean chakra_profile.start_step?\n")) == (1, True)
     refused(run("config", "+chakra_profile=no_such"), "Could not find 'chakra_profile/no_such'", "one_step")
     refused(run("config", "+chakra_profile=one_step"), "chakra_profile.trace_dir is null")
     refused(run("config", tmp_path / "torn.yaml"), "no YAML", "torn.yaml")

@@ -79,7 +79,7 @@ def folder(trace_dir: str) -> Iterator[Check]:
     try:
         path = trace_folder(ChakraProfileConfig(trace_dir=trace_dir))
     except SettingsError as fault:
-        yield blocking(FOLDER, str(fault), "", "")
+        yield blocking(FOLDER, str(fault), "", "Give another folder.")
         return
     disk = Disk(path)
     try:

@@ -98,8 +98,12 @@ def _is_observed() -> bool:
     module: Any = sys.modules.get("torch.profiler")
     if module is None:
         return False
-    observers = [item for item in gc.get_objects() if type(item) is module.ExecutionTraceObserver]
-    return any(observer.is_registered for observer in observers)
+    return any(True for item in _objects() if type(item) is module.ExecutionTraceObserver and item.is_registered)
+
+
+def _objects() -> list[Any]:
+    gc.collect()  # what a job has dropped is not in use
+    return gc.get_objects()
 
 
 def forks() -> Iterator[Check]:
@@ -132,9 +136,7 @@ def forks() -> Iterator[Check]:
 def compiled_modules() -> Iterator[Check]:
     """Name modules that torch.compile has taken over."""
     torch: Any = sys.modules.get("torch")
-    names = (
-        [] if torch is None else sorted({name for item in gc.get_objects() if (name := _compiled_name(torch, item))})
-    )
+    names = [] if torch is None else sorted({name for item in _objects() if (name := _compiled_name(torch, item))})
     if not names:
         yield fine(COMPILED, "none in this process")
         return
