@@ -1,5 +1,6 @@
 """``chakra-capture config``: the settings that a job will have, and where each came from."""
 
+from os.path import isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,15 +61,14 @@ def config(
 
 
 def _parts(arguments: list[str]) -> tuple[Path | None, list[str]]:
-    first = arguments[0] if arguments else None
-    file = (
-        Path(first) if first is not None and ("=" not in first or Path(first).is_file()) and first[0] != "~" else None
-    )
+    first = arguments[0] if arguments else "="
+    is_file = isfile(first) or not ("=" in first or first.startswith("~"))
+    file = Path(first) if is_file else None
     overrides = arguments[1:] if file is not None else arguments
     for override in overrides:
         if "=" not in override and not override.startswith("~"):
             raise UsageError(f"{override} is neither the first argument, a file, nor KEY=VALUE.")
-    if file is not None and not file.is_file():
+    if file is not None and not isfile(file):
         raise SettingsError(f"{file} does not exist, or is no file. Give the YAML file of a configuration.")
     return file, overrides
 

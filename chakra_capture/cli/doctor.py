@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_OK, console, count_of, plain, print_json
+from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_OK, UsageError, console, count_of, plain, print_json
 from chakra_capture.layout import DEFAULT_TRACE_DIR
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _MODULE = "chakra_capture.recording.checkup"
 _OK, _WARNING, _BLOCKING = "ok", "warning", "cannot record"
 _STYLES = {_OK: "green", _WARNING: "yellow", _BLOCKING: "red"}
+_LONGEST_S = 86_400
 _READERS = "reading traces"
 # What the process of a job has and this one has not.
 _ONLY_IN_JOB = ("profilers", "forks", "compiled modules", "signals")
@@ -76,6 +77,8 @@ def doctor(
     json
         Print JSON.
     """
+    if not 0 < timeout <= _LONGEST_S:
+        raise UsageError(f"--timeout {timeout} is no time to wait; give seconds, at most {_LONGEST_S}.")
     report = _Report()
     with _shown_while_it_runs() as show:
         _ask(report, [str(trace_dir), *([framework] if framework else [])], timeout, show)

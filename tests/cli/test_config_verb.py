@@ -35,7 +35,9 @@ def given(section: dict[str, Any]) -> dict[str, tuple[object, str]]:
 
 def test_preset_file_and_command_line_each_are_named_for_what_they_have_the_last_word_on() -> None:
     section = only_section(
-        CONFIGS / "slurm.yaml", "chakra_profile.end_step=12", "chakra_profile.trigger.signal=SIGUSR1"
+        CONFIGS / "slurm.yaml",
+        "chakra_profile.end_step=12",
+        "chakra_profile.trigger.signal=SIGUSR1",
     )
     assert given(section) == {
         "enabled": (True, "preset warm_window"),
@@ -86,6 +88,9 @@ def test_mapping_in_json_and_section_alone(tmp_path: Path) -> None:
     assert given(section)["trace_dir"] == ("t", "settings.json")
     path.with_suffix(".yml").write_text("train: {chakra_profile: {enabled: false}, lr: 1}\n")
     assert only_section(path.with_suffix(".yml"))["key"] == "train.chakra_profile"
+    path.with_suffix(".yaml").write_text("chakra_profile: {compress: true, job_id: seven}\n")
+    left = only_section(path.with_suffix(".yaml"), "~chakra_profile.compress")
+    assert given(left) == {"job_id": ("seven", "settings.yaml")}
 
 
 def test_without_a_file_presets_and_without_a_section_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +100,9 @@ def test_without_a_file_presets_and_without_a_section_defaults(monkeypatch: pyte
     assert section["notes"][0] == "Steps recorded: 101-102, 201-202, 301-302, 401-402, 501-502."
     assert "CHAKRA_CAPTURE_DISABLED is set" in section["notes"][-1]
     monkeypatch.delenv("CHAKRA_CAPTURE_DISABLED")
+    many = [{"start_step": 10 * number, "end_step": 10 * number} for number in range(1, 30)]
+    long = f"+chakra_profile={{enabled: true, trace_dir: t, windows: {many}}}".replace("'", "")
+    assert only_section(long)["notes"][0] == "Steps recorded: 10, 20, 30, 40, 50, 60 and 23 more times."
     nothing = only_section()
     assert given(nothing) == {}
     assert nothing["notes"] == [

@@ -104,6 +104,7 @@ def test_framework_that_the_job_uses_and_that_is_not_found_is_a_problem(tmp_path
     assert done.code == 1
     assert [what.split()[0] for what in found] == ["torch", "monai", "torch"]
     assert run("doctor", "--framework", "keras").code == 2
+    assert run("doctor", "--timeout", "nan").code == 2
 
 
 def test_process_that_fails_tells_its_last_words(in_front: Path) -> None:

@@ -42,6 +42,8 @@ class Composition:
 
     def origin(self, path: list[str]) -> str:
         """Name the source that has the last word on the setting at ``path``."""
+        if not Layer("", plain(self.config)).sets(path):  # taken out on the command line, or never in
+            return DEFAULT
         return next((layer.origin for layer in reversed(self.layers) if layer.sets(path)), DEFAULT)
 
 

@@ -43,8 +43,8 @@ def torch_and_device() -> Iterator[Check]:
                 "Install a build of torch with profiling of the device.",
             )
         else:
-            names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-            yield fine(TORCH, f"{named}; {len(names)} device(s): {', '.join(dict.fromkeys(names))}")
+            # Asking for names would initialise the device, which a job may want to do after forking.
+            yield fine(TORCH, f"{named}; devices: {torch.cuda.device_count()}")
         return
     nodes = [path for path in _DEVICE_FILES if Path(path).exists()]
     if nodes:

@@ -88,15 +88,15 @@ def judged(categories: Counter[str], device: str | None) -> Check:
 
 
 def _failed(reasons: list[str]) -> Check:
-    return blocking(SUBJECT, "One step could not be recorded.", " ".join(dict.fromkeys(reasons)), "")
+    return blocking(SUBJECT, "One step could not be recorded.", " ".join(dict.fromkeys(reasons)), "See to that first.")
 
 
 def _train() -> str | None:
     """One forward and backward, on the device if there is one; return its name."""
     import torch
 
-    device: str | None = "cuda:0" if torch.cuda.is_available() else None
-    weight = torch.ones(_SIZE, _SIZE, requires_grad=True, device=device or "cpu")
+    device: str | None = f"cuda:0 ({torch.cuda.get_device_name(0)})" if torch.cuda.is_available() else None
+    weight = torch.ones(_SIZE, _SIZE, requires_grad=True, device="cuda:0" if device else "cpu")
     (weight @ weight).sum().backward()  # type: ignore[no-untyped-call]
     if device is not None:
         torch.cuda.synchronize()
