@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from commands import Outcome, run
+from commands import Outcome, process, run
 from disks import READ_ONLY
 
 from chakra_capture.cli.training_half import NoAnswerError, ask
@@ -105,6 +105,15 @@ def test_framework_that_the_job_uses_and_that_is_not_found_is_a_problem(tmp_path
     assert [what.split()[0] for what in found] == ["torch", "monai", "torch"]
     assert run("doctor", "--framework", "keras").code == 2
     assert run("doctor", "--timeout", "nan").code == 2
+
+
+def test_c_part_that_is_not_built_is_a_warning(tmp_path: Path, in_front: Path) -> None:
+    (in_front / "torch.py").write_text("raise ImportError('not today')\n")
+    before = "from pathlib import Path\nfrom chakra_capture.merge import nest\nnest._LIBRARY = Path('/none')"
+    done = process("doctor", tmp_path, before=before)
+    text = " ".join(done.out.split())
+    assert "warning reading traces Not built for this machine: nesting in C; the C scanner is in use." in text
+    assert text.endswith("Recording cannot work here: 1 problem and 1 warning.")
 
 
 def test_process_that_fails_tells_its_last_words(in_front: Path) -> None:

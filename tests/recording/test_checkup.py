@@ -141,6 +141,7 @@ def test_what_a_job_has_in_its_process_is_named_there_and_gone_with_it(tmp_path,
         """
         import ctypes, multiprocessing
         from chakra_capture.recording.checkup import Level, checks, machine, process
+        from chakra_capture.recording.checkup.trial import trial
 
         class Net(torch.nn.Linear):
             pass
@@ -162,7 +163,14 @@ def test_what_a_job_has_in_its_process_is_named_there_and_gone_with_it(tmp_path,
         theirs = profile(activities=[ProfilerActivity.CPU])
         theirs.start()
         assert "Another torch profiler is running in this process" in named(process.profilers)
+        (failed,) = trial(folder)
+        assert failed.level is Level.cannot_record, failed
+        assert "another torch profiler is running in this process" in failed.why, failed
         theirs.stop()
+        (made,) = trial(folder / "to" / "traces")
+        assert (made.level, made.what[:24]) == (Level.ok, "one step in both traces:"), made
+        assert list(folder.iterdir()) == []
+
         observer = ExecutionTraceObserver()
         observer.register_callback(str(folder / "theirs.json"))
         assert "ExecutionTraceObserver is registered" in named(process.profilers)
