@@ -67,6 +67,8 @@ def test_folder_that_refuses_a_file_is_named_and_nothing_is_left(tmp_path):
         assert "No space left on device" in found.what or "File too large" in found.what
         assert list((tmp_path / "full").iterdir()) == []
     assert "control characters" in only(machine.folder("a\nb")).what
+    with_break = tmp_path / "file" / "a\u2028b"
+    assert "a\ufffdb cannot be written" in str(only(machine.folder(str(with_break))))
 
 
 def test_little_space_is_a_warning(tmp_path):

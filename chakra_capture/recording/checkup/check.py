@@ -24,9 +24,9 @@ class Check:
     todo: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"{self.level.value}: {self.subject}: {' '.join(part for part in (self.what, self.why, self.todo) if part)}"
-        )
+        text = " ".join(part for part in (self.what, self.why, self.todo) if part)
+        # Names of files and variables may hold anything, line breaks too.
+        return "".join(c if c.isprintable() else "\ufffd" for c in f"{self.level.value}: {self.subject}: {text}")
 
     def as_json(self) -> dict[str, str]:
         """Return it as plain JSON values."""
