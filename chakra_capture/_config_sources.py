@@ -207,7 +207,7 @@ def check_no_other_profiler(name: str, holders: tuple[Holder, ...]) -> None:
                 f"one, because nsys and chakra cannot run together: one process has one CUPTI client. "
                 f"Set {prefix}{NSYS_SECTION}.enabled=false, or {holders[0].prefix}{name}.enabled=false."
             )
-    variable = _injected_by()
+    variable = injected_by()
     if variable:
         raise SettingsError(
             f"{name}.enabled is true, but this process runs under another profiler ({variable}="
@@ -230,7 +230,8 @@ def _nsys_enabled(holder: Any) -> bool:
         return bool(value)
 
 
-def _injected_by() -> str | None:
+def injected_by() -> str | None:
+    """Name the variable that shows that Nsight has put itself into this process."""
     for variable in _TOOL_VARIABLES:
         if os.environ.get(variable):
             return variable

@@ -39,6 +39,8 @@ def recorded_steps(trace: Path) -> set[int]:
 def promised_steps(command: str) -> set[int]:
     if "warm_window" in command:
         return {12, 13, 14}
+    if "periodic_windows" in command:
+        return {101, 102}
     return {5, 6, 7, 8, 9, 10} if "nemo_app" in command else {2}
 
 
@@ -53,6 +55,8 @@ def test_documented_command_records_the_promised_steps_in_both_files(command: st
         assert recorded_steps(paths.device_trace(0)) == promised_steps(command)
         assert paths.manifest(0).exists()
         assert not list(folder.glob("**/*.part"))
+        if "periodic_windows" in command:
+            assert recorded_steps(paths.device_trace(0, 1)) == {201, 202}
 
 
 def test_documented_slurm_command_composes(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from io import TextIOWrapper
 from cyclopts import App, CycloptsError
 
 from chakra_capture.cli.compare import compare
+from chakra_capture.cli.config import config
+from chakra_capture.cli.doctor import doctor
 from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
@@ -22,6 +24,8 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
+    chakra-capture doctor TRACE_DIR     can a job be recorded here, and what will not work?
+    chakra-capture config FILE          the settings of a job, and where each came from
 
 A job can also record by itself: one callback, or two lines (see the README).
 Exit status: 0 ok, 1 bad input, 2 wrong usage, 3 inconclusive, 4 regression.
@@ -39,6 +43,8 @@ def app() -> App:
     built.command(inspect)
     built.command(compare)
     built.command(query)
+    built.command(doctor)
+    built.command(config)
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built

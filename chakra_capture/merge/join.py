@@ -16,6 +16,11 @@ from chakra_capture.trace.packed import Texts
 _LIBRARY, _INTERFACE = Path(__file__).with_name("_join"), 1
 
 
+def is_built() -> bool:
+    """Say whether the C part is there and fits; without it the Python one gives the same."""
+    return load(_LIBRARY, _INTERFACE) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class TextPiece:
     """The text ``codes`` of a dictionary; -1 adds nothing."""

@@ -12,6 +12,11 @@ from chakra_capture.trace.compiled import load
 _LIBRARY, _INTERFACE = Path(__file__).with_name("_nest"), 2
 
 
+def is_built() -> bool:
+    """Say whether the C part is there and fits; without it the Python one gives the same."""
+    return load(_LIBRARY, _INTERFACE) is not None
+
+
 @dataclass(frozen=True, slots=True)
 class Nesting:
     """Result of ``nest``; arrays are aligned with its input.

@@ -9,7 +9,7 @@ through are watched while ours is prepared or running.
 import gc
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,23 +43,34 @@ def refuse_other_profilers() -> None:
     Raises:
         RecordingError: somebody does; a second session would crash one of the two.
     """
+    for reason in other_profilers(os.environ):
+        raise RecordingError(reason)
+
+
+def other_profilers(environ: Mapping[str, str]) -> Iterator[str]:
+    """Say who in this process profiles or observes already, or may do so at any moment."""
     import torch.autograd.profiler as autograd
 
-    if os.environ.get(_ENVIRONMENT_OBSERVER, "0") == "1":
-        raise RecordingError(
+    yield from profilers_asked_for(environ)
+    # The C++ query is per thread and misses sessions of all threads; this flag is the process's.
+    if autograd._is_profiler_enabled or _is_one_warming_up():
+        yield (
+            "another torch profiler is running in this process; nested profilers crash it. Turn the other one off "
+            "(for example Trainer(profiler=...)) or move the window to steps where it does not run."
+        )
+
+
+def profilers_asked_for(environ: Mapping[str, str]) -> Iterator[str]:
+    """Say which variables ask torch for a profiler or an observer beside ours."""
+    if environ.get(_ENVIRONMENT_OBSERVER, "0") == "1":
+        yield (
             f"{_ENVIRONMENT_OBSERVER} is set to 1, so torch registers an observer of its own with every profiler; a "
             "process has room for one. Unset the variable to record with chakra-capture."
         )
-    if os.environ.get(_ON_DEMAND, "").strip() not in ("", "0"):
-        raise RecordingError(
+    if environ.get(_ON_DEMAND, "").strip() not in ("", "0"):
+        yield (
             f"{_ON_DEMAND} is set, so a daemon may start Kineto in this process at any moment, and a process has room "
             "for one session. Unset the variable to record with chakra-capture."
-        )
-    # The C++ query is per thread and misses sessions of all threads; this flag is the process's.
-    if autograd._is_profiler_enabled or _is_one_warming_up():
-        raise RecordingError(
-            "another torch profiler is running in this process; nested profilers crash it. Turn the other one off "
-            "(for example Trainer(profiler=...)) or move the window to steps where it does not run."
         )
 
 

@@ -1,6 +1,8 @@
 """What is said before training starts about settings that will record nothing, or less than they ask for."""
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from chakra_capture.config import ChakraProfileConfig, TriggerConfig
 from chakra_capture.recording.rank import RankInfo
@@ -35,3 +37,22 @@ def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
     names = [name for name in ("log_to_logger",) if getattr(settings, name)]
     names += ["trigger"] if settings.trigger != TriggerConfig() else []
     return names
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """Collect what this package says meanwhile, for somebody who shows it in another way than by logging."""
+    messages: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    package, listener = logging.getLogger("chakra_capture"), Listener()
+    propagated, package.propagate = package.propagate, False
+    package.addHandler(listener)
+    try:
+        yield messages
+    finally:
+        package.removeHandler(listener)
+        package.propagate = propagated

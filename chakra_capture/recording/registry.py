@@ -152,6 +152,11 @@ def release_recorder(recorder: ActiveRecorder) -> None:
         _registry.recorder = None
 
 
+def is_recording() -> bool:
+    """Say whether one of our own recordings has the process's profiler."""
+    return _registry.recorder is not None
+
+
 def keep_for_ever(thing: object) -> None:
     """Keep an object from being destroyed."""
     _registry.kept.append(thing)

@@ -13,7 +13,7 @@ from pathlib import Path
 from chakra_capture.errors import RecordingError
 from chakra_capture.layout import part_path, resources_path
 
-_VARIABLE = "ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_"
+VARIABLE = "ENABLE_PYTORCH_EXECUTION_TRACE_SAVE_INTEGRAL_TENSOR_"
 _LINK_NAME = "trace.json"
 # Where the values of an integer tensor decide which memory is touched; with others their range is enough.
 _OPERATORS = (
@@ -62,7 +62,7 @@ class ReplayData:
     @contextmanager
     def variables() -> Iterator[None]:
         """Set what torch reads when an observer is registered, unless the job has set it."""
-        wanted = {_VARIABLE + "RANGE": "1", _VARIABLE + "DATA": ",".join(_OPERATORS)}
+        wanted = {VARIABLE + "RANGE": "1", VARIABLE + "DATA": ",".join(_OPERATORS)}
         added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
         try:

@@ -16,8 +16,10 @@ def loaded(*args: object) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "args", [("--help",), ("merge", "--help"), ("summary", "--help"), ("inspect", "--help"), ("query", "--help"),
-             ("--version",), ("nonsense",), ("merge", "--nonsense"), ("summary",), ("query", ".")],
+    "args",
+    [("--help",), ("merge", "--help"), ("summary", "--help"), ("inspect", "--help"), ("query", "--help"),
+     ("doctor", "--help"), ("config", "--help"), ("--version",), ("nonsense",), ("merge", "--nonsense"),
+     ("summary",), ("query", "."), ("config", "a", "b")],
 )  # fmt: skip
 def test_help_and_usage_errors_import_no_heavy_library(args: tuple[str, ...]) -> None:
     assert not loaded(*args) & HEAVY
