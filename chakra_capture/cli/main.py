@@ -24,8 +24,8 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
-    chakra-capture doctor TRACE_DIR     can a job be recorded here, and what will not work?
-    chakra-capture config FILE          the settings of a job, and where each came from
+    chakra-capture doctor TRACE_DIR     see what can be recorded here
+    chakra-capture config FILE          see a job's settings and their origins
 
 A job can also record by itself: one callback, or two lines (see the README).
 Exit status: 0 ok, 1 bad input, 2 wrong usage, 3 inconclusive, 4 regression.
