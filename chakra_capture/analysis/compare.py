@@ -142,7 +142,8 @@ def _series(records: PhaseRecords) -> tuple[dict[str, Float], int | None]:
     names = [name for name in phases["phase"].unique().to_list() if not untimed.mask(name, rows).any()]
     timed = {name: _of_phase(phases, rows, name) for name in names}
     residual = {RESIDUAL: work - sum(timed.values())} if timed else {}
-    return {STEP: work, **timed, **residual}, _batches(phases, rows)
+    # A phase of the user's own may be called as one of ours.
+    return {**timed, STEP: work, **residual}, _batches(phases, rows)
 
 
 def _of_phase(phases: pl.DataFrame, rows: pl.Series, name: str) -> Float:
