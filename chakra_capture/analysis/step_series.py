@@ -96,7 +96,8 @@ def _parts(table: pl.DataFrame, phases: pl.DataFrame, untimed: Untimed, time: st
     between = inside.filter(pl.col("phase").is_in(BETWEEN_STEPS)).group_by("row").agg(total.alias("between"))
     between = between.with_columns(pl.col("between").fill_null(float("nan")))
     found = _joined(found, between).with_columns(pl.col(STEP) - pl.col("between").fill_null(0)).drop("between")
-    found = found.with_columns(pl.col(STEP).fill_nan(None))
+    # What comes between batches cannot take longer than the step: such times are not those of one step.
+    found = found.with_columns(pl.when(pl.col(STEP).fill_nan(None) >= 0).then(pl.col(STEP)))
     for name in PHASE_NAMES:
         mine = inside.filter(pl.col("phase") == name).group_by("row").agg(total.fill_null(float("nan")).alias(name))
         found = _joined(found, mine)

@@ -27,7 +27,8 @@ def parts(made: Mapping[str, Any], untimed: set[str], clock: str) -> dict[str, i
 
     between = [times[name] for name in BETWEEN if name in made["phases"]]
     whole = made["ms"] if clock == "cpu" else device.get("step")
-    whole = None if whole is None or None in between else whole - sum(between)
+    is_known = whole is not None and None not in between and whole >= sum(between)
+    whole = whole - sum(between) if is_known else None
     found = {"step_time": whole, **{name: of(name) for name in NAMES}}
     waited, compute = found["input_wait"], [found[name] for name in ("forward", "backward", "optimizer")]
     traced = None if whole is None or waited is None else max(0, whole - waited)

@@ -1,4 +1,4 @@
-"""Phase files as they may lie there, through ``summary``, ``compare`` and final_summary.json: sums hold, null is not 0."""
+"""Phase files as they may lie there, through ``summary`` and ``compare``: sums hold, and null is not 0."""
 
 import json
 from pathlib import Path
@@ -125,7 +125,7 @@ def test_A4_peaks_of_memory_that_was_not_read_are_null(tmp_path):
 
 
 def test_A5_device_times_of_some_steps_are_not_in_the_summary_file(tmp_path):
-    device = {"(step)": 90 * MS, **{name: 10 * MS for name in USUAL}}
+    device = {"(step)": 90 * MS, **dict.fromkeys(USUAL, 10 * MS)}
     lines = [step(number, **USUAL) | ({"device_ns": device} if number else {}) for number in range(4)]
     write(tmp_path, *lines, CLOSE)
     metrics = shown(tmp_path)[1]["step_time"]["groups"]["rows"]["0"]["metrics"]
@@ -135,6 +135,19 @@ def test_A5_device_times_of_some_steps_are_not_in_the_summary_file(tmp_path):
     write(whole, *(line | {"device_ns": device} for line in lines), CLOSE)
     metrics = shown(whole)[1]["step_time"]["groups"]["rows"]["0"]["metrics"]
     assert (metrics["step_time_ms"], metrics["step_time_gpu_ms"], metrics["step_time_cpu_ms"]) == (90, 90, 100)
+
+
+@pytest.mark.parametrize(("name", "ns"), [("forward", -1), ("validation", 91 * MS), ("(step)", 2**60)])
+def test_device_times_that_no_step_has_are_not_known(tmp_path, name, ns):
+    device = {"(step)": 90 * MS, **dict.fromkeys((*USUAL, "validation"), 10 * MS)}
+    lines = [step(number, **USUAL, validation=5) | {"device_ns": device} for number in range(4)]
+    write(tmp_path, *lines, CLOSE)
+    metrics = shown(tmp_path)[1]["step_time"]["groups"]["rows"]["0"]["metrics"]
+    assert (metrics["step_time_ms"], metrics["step_time_gpu_ms"]) == (80, 80)
+    lines[2] |= {"device_ns": device | {name: ns}}
+    write(tmp_path, *lines, CLOSE)
+    metrics = shown(tmp_path)[1]["step_time"]["groups"]["rows"]["0"]["metrics"]
+    assert (metrics["step_time_ms"], metrics["step_time_gpu_ms"], metrics["forward_ms"]) == (95, None, 30)
 
 
 def test_A7_incomplete_data_is_promoted_as_no_verdict(tmp_path):
