@@ -21,6 +21,10 @@ class InitError(ChakraCaptureError, RuntimeError):
     """``init`` was not called, or with other settings, or by another integration; or a thing is wrapped twice."""
 
 
+class ScriptError(ChakraCaptureError, ValueError):
+    """What is to be run is no Python script, module or program."""
+
+
 class TraceFileError(ChakraCaptureError, ValueError):
     """A trace file or folder cannot be used: missing, damaged beyond repair, or not a trace."""
 

@@ -70,6 +70,8 @@ _BETWEEN = {
         "Look at what the loop does after the update: logging, metrics, the start of an epoch.",
     ),
 }
+# What there may be waiting for another rank in.
+_MAY_WAIT = (CALLBACKS, BETWEEN_OTHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,8 @@ def _bound(window: StepWindow, part: str, stragglers: list[Finding]) -> Finding 
         score=share,
         share=share,
         skew=_skew(means),
-        ranks=(window.ranks[worst],),
+        # What is in no phase may be waiting for another rank.
+        ranks=() if part == REST else (window.ranks[worst],),
         evidence={
             f"{'residual' if part == REST else part}_ms": middle / 1e6,
             "step_time_ms": float(np.nanmedian(window.mean(STEP))) / 1e6,
@@ -282,16 +285,22 @@ def _coverage(window: StepWindow) -> dict[str, dict[str, str]]:
 def _between(series: Sequence[StepSeries], window: StepWindow) -> list[Finding]:
     """What comes between steps and takes much of the wall time of any rank: the others wait for it."""
     found = []
+    all_shares = {
+        name: {each.rank: share for each in series if (share := _wall_share(each.cpu, name)) is not None}
+        for name in _BETWEEN
+    }
+    totals = {each.rank: sum(shares.get(each.rank, 0.0) for shares in all_shares.values()) for each in series}
     for name, (kind, subject, action) in _BETWEEN.items():
-        shares = {each.rank: share for each in series if (share := _wall_share(each.cpu, name)) is not None}
+        shares = all_shares[name]
         if not shares or window.num_steps < _FEWEST_STEPS:
             continue
         worst = max(shares, key=lambda rank: shares[rank])
         severity = graded(shares[worst], _WARN, _CRIT)
         if severity is None:
             continue
-        others = [share for rank, share in shares.items() if rank != worst]
-        is_alone = len(series) > 1 and (not others or median(others) < shares[worst] / 2)
+        is_alone = len(series) > 1 and _is_alone(worst, shares)
+        # A rank that waits for another one's checkpoint, say, has as much time between its steps as that.
+        is_alone &= name not in _MAY_WAIT or _is_alone(worst, totals)
         where = f" on rank {worst}" if is_alone else ""
         finding = Finding(
             kind=kind,
@@ -307,6 +316,12 @@ def _between(series: Sequence[StepSeries], window: StepWindow) -> list[Finding]:
         )
         found.append(finding if window.num_steps >= _CONFIDENT_STEPS else _capped(finding))
     return found
+
+
+def _is_alone(rank: int, shares: Mapping[int, float]) -> bool:
+    """Whether the others have less than half of what a rank has."""
+    others = [share for other, share in shares.items() if other != rank]
+    return not others or median(others) < shares[rank] / 2
 
 
 def _wall_share(steps: pl.DataFrame, name: str) -> float | None:

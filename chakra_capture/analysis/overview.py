@@ -13,6 +13,7 @@ from chakra_capture.analysis.diagnosis import Diagnosis, diagnose_series
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.loop import loop_windows
 from chakra_capture.analysis.operators import operator_summary
+from chakra_capture.analysis.own_times import OwnTimes, own_times
 from chakra_capture.analysis.phase_times import mean_phase_times, phase_times
 from chakra_capture.analysis.phases import PhaseSummary
 from chakra_capture.analysis.rest_parts import mean_rest_parts, rest_parts
@@ -131,7 +132,10 @@ def overview(
     }
     shown = {trace.rank for trace in traces}
     communication, stragglers = _communication(MergedRun(run.merged_dir), shown) if traces else (None, None)
-    by_phase = [_by_phase(trace) for trace in traces]
+    late = None if stragglers is None or not stragglers.ranks else MergedRun(run.merged_dir).collectives
+    by_phase = [_by_phase(trace, late) for trace in traces]
+    if stragglers is not None:
+        stragglers = stragglers.located({trace.rank: own for trace, (_, _, own) in zip(traces, by_phase, strict=True)})
     operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
     kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
     return Overview(
@@ -143,8 +147,8 @@ def overview(
         kernels=kernels,
         recordings=recordings,
         phases=phases,
-        phase_times=mean_phase_times([times for times, _ in by_phase]),
-        rest_parts=mean_rest_parts([rest for _, rest in by_phase]),
+        phase_times=mean_phase_times([times for times, _, _ in by_phase]),
+        rest_parts=mean_rest_parts([rest for _, rest, _ in by_phase]),
         communication=communication,
         stragglers=stragglers,
         diagnosis=diagnose_series(series, stragglers) if series else None,
@@ -152,9 +156,11 @@ def overview(
     )
 
 
-def _by_phase(trace: MergedTrace) -> tuple[pl.DataFrame, pl.DataFrame]:
+def _by_phase(trace: MergedTrace, collectives: pl.DataFrame | None) -> tuple[pl.DataFrame, pl.DataFrame, OwnTimes]:
+    """Times of phases, parts of the rest, and times without waiting where collectives say that some rank is late."""
     windows = loop_windows(trace)
-    return phase_times(trace, windows=windows), rest_parts(trace, windows=windows)
+    own = {} if collectives is None else own_times(trace, collectives, windows)
+    return phase_times(trace, windows=windows), rest_parts(trace, windows=windows), own
 
 
 def _communication(run: MergedRun, shown: set[int]) -> tuple[pl.DataFrame | None, Stragglers | None]:

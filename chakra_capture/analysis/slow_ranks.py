@@ -13,7 +13,7 @@ import polars as pl
 
 from chakra_capture.analysis.findings import Finding, Severity, graded, written_ms
 from chakra_capture.analysis.step_series import STEP
-from chakra_capture.analysis.step_window import Float, StepWindow, row_means
+from chakra_capture.analysis.step_window import Float, StepWindow
 from chakra_capture.analysis.stragglers import Stragglers
 from chakra_capture.annotations import BACKWARD, FORWARD, H2D, INPUT_WAIT, OPTIMIZER
 
@@ -113,7 +113,7 @@ def _candidate(window: StepWindow, phase: str, at: int, slowest: float) -> Findi
     severity = graded(median / slowest, _WARN, _CRIT)
     if severity is None or same_sign < _SAME_SIGN:
         return None
-    if phase not in _OWN and not _is_paid_for(times, phase, at, median):
+    if phase not in _OWN and not _is_paid_for(window, phase, at, median):
         return None
     mine, others = float(np.nanmedian(times[phase][at])), float(np.nanmedian(_reference(times[phase], at)))
     return _finding(
@@ -133,32 +133,39 @@ def _candidate(window: StepWindow, phase: str, at: int, slowest: float) -> Findi
     )
 
 
-def _is_paid_for(times: dict[str, Float], phase: str, at: int, excess: float) -> bool:
-    """Whether a longer forward or backward is work: the step is longer by it, or the others wait in backward."""
-    paid = [_median(_excess(times[STEP], at))]
+def _is_paid_for(window: StepWindow, phase: str, at: int, excess: float) -> bool:
+    """Whether a longer forward or backward is work: the rank takes longer by it, or the others wait in backward.
+
+    With the time before each step: a rank that waits for what another one does between its steps takes no longer.
+    """
+    paid = [_median(_excess(window.wall, at))]
     if phase == FORWARD:
-        paid.append(-_median(_excess(times[BACKWARD], at)))
+        paid.append(-_median(_excess(window.times[BACKWARD], at)))
     return any(value >= _COVERED * excess for value in paid)
 
 
 def _by_backward(window: StepWindow) -> Iterator[Finding]:
-    """TraceML's rule: others wait in backward, and a cause is named if it explains what they lose."""
-    backward, steps = row_means(window.times[BACKWARD]), row_means(window.times[STEP])
+    """TraceML's rule, on medians: others wait in backward, and a cause is named if it explains what they lose.
+
+    A mean would do if it were not for one step in which one rank alone was held up.
+    """
+    times = window.times
+    backward, steps = _row_medians(times[BACKWARD]), _row_medians(times[STEP])
     eligible = [at for at in range(len(backward)) if np.isfinite(backward[at]) and np.isfinite(steps[at])]
     if len(eligible) < 2:
         return
     order = sorted(eligible, key=lambda at: (backward[at], at))
     late, victim = order[0], order[len(order) // 2]
-    cost = float(backward[victim] - backward[late])
-    severity = graded(cost / steps[victim], _WARN, _CRIT)
-    behind = window.times[BACKWARD][victim] - window.times[BACKWARD][late]
+    behind = times[BACKWARD][victim] - times[BACKWARD][late]
     behind = behind[np.isfinite(behind)]
+    cost = _median(behind)
+    severity = graded(cost / steps[victim], _WARN, _CRIT)
     if severity is None or len(behind) < _FEWEST_STEPS or (behind > 0).mean() < _SAME_SIGN:
         return
     # Where ranks do not keep step nobody waits: one has less to do.
     if abs(steps[victim] - steps[late]) > _IN_STEP * cost:
         return
-    excess = {phase: window.mean(phase)[late] - window.mean(phase)[victim] for phase in (INPUT_WAIT, H2D, FORWARD)}
+    excess = {phase: _median(times[phase][late] - times[phase][victim]) for phase in (INPUT_WAIT, H2D, FORWARD)}
     covered = {phase: min(1.0, value / cost) for phase, value in excess.items() if np.isfinite(value)}
     cause = max(covered, key=lambda phase: covered[phase], default=None)
     evidence = {
@@ -172,7 +179,7 @@ def _by_backward(window: StepWindow) -> Iterator[Finding]:
     }
     score = float(cost / steps[victim])
     if cause is not None and covered[cause] >= _COVERED:
-        mine, others = (float(window.mean(cause)[at]) for at in (late, victim))
+        mine, others = (_median(times[cause][at]) for at in (late, victim))
         yield _finding(
             cause, window.ranks[late], severity=severity, score=score, mine=mine, others=others, evidence=evidence
         )
@@ -201,9 +208,22 @@ def _by_collectives(rank: int, collectives: Stragglers | None) -> Finding | None
     severity = graded(row["share"] or 0.0, _WARN, _CRIT)
     if severity is None:
         return None
+    if collectives.num_steps < 2 * _FEWEST_STEPS:
+        severity = min(severity, Severity.warn)
+    evidence = {
+        "delay_ms": row["delay_ns"] / _MS,
+        "num_latest": row["num_latest"],
+        "num_steps": row["num_steps"],
+    }
+    late = collectives.late_in.get(rank)
+    if late is not None and late.phase in _KINDS:
+        return _finding(
+            late.phase, rank, severity=severity, score=row["share"], mine=late.own_ns, others=late.others_ns,
+            evidence=evidence,
+        )  # fmt: skip
     return Finding(
         kind="STRAGGLER",
-        severity=min(severity, Severity.warn) if collectives.num_steps < 2 * _FEWEST_STEPS else severity,
+        severity=severity,
         summary=f"Rank {rank} comes {written_ms(row['delay_ns'])} per step after the others to what all take part in.",
         action=f"Look at what rank {rank} does before it: chakra-capture summary PATH --rank {rank}.",
         phase="sync",
@@ -211,7 +231,7 @@ def _by_collectives(rank: int, collectives: Stragglers | None) -> Finding | None
         score=row["share"],
         skew=row["share"],
         ranks=(rank,),
-        evidence={"delay_ms": row["delay_ns"] / _MS, "num_latest": row["num_latest"], "num_steps": row["num_steps"]},
+        evidence=evidence,
     )
 
 

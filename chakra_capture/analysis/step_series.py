@@ -22,7 +22,7 @@ from chakra_capture.annotations import (
 from chakra_capture.trace.phase_records import USUAL, PhaseRecords, Untimed
 
 STEP, TRACED, COMPUTE, REST = "step_time", "traced", "compute", "rest"
-BETWEEN_OTHER = "between_other"
+BETWEEN_OTHER, WALL = "between_other", "wall"
 PARTS = (STEP, TRACED, INPUT_WAIT, H2D, FORWARD, BACKWARD, OPTIMIZER, COMPUTE, REST)
 _IN_EVERY_STEP = (INPUT_WAIT, FORWARD, BACKWARD)
 _KEYS = ("fit", "step")
@@ -81,7 +81,7 @@ def _cpu(table: pl.DataFrame, phases: pl.DataFrame, untimed: Untimed) -> pl.Data
             sums = sums.with_columns(_known_zero(name, untimed, sums["row"]))
     in_gap = phases.filter(pl.col("in_gap")).group_by("row").agg(pl.col("dur_ns").sum().alias("in_gap"))
     sums = _joined(sums, in_gap).with_columns(
-        wall=(pl.col("dur_ns") + pl.col("gap_ns") - pl.col(RECORDING).fill_null(0)).cast(pl.Float64),
+        (pl.col("dur_ns") + pl.col("gap_ns") - pl.col(RECORDING).fill_null(0)).cast(pl.Float64).alias(WALL),
         between_other=(pl.col("gap_ns") - pl.col("in_gap").fill_null(0)).cast(pl.Float64),
     )
     return parts.join(sums.drop("dur_ns", "gap_ns", "in_gap", RECORDING), on="row", validate="1:1").drop("row")

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from chakra_capture.analysis.step_series import PARTS, STEP, StepSeries
+from chakra_capture.analysis.step_series import PARTS, STEP, WALL, StepSeries
 from chakra_capture.annotations import PHASE_NAMES
 
 Float = npt.NDArray[np.float64]
@@ -27,6 +27,7 @@ class StepWindow:
         keys: ``fit`` and ``step`` of each step, in order.
         times: by part, ns by rank and step; nan is not measured.
         cpu: the same on the CPU's clock; ``device`` on the device's.
+        wall: of each step and the time before it, on the CPU's clock.
     """
 
     ranks: tuple[int, ...]
@@ -35,6 +36,7 @@ class StepWindow:
     keys: pl.DataFrame
     cpu: dict[str, Float]
     device: dict[str, Float]
+    wall: Float
 
     @property
     def times(self) -> dict[str, Float]:
@@ -76,7 +78,8 @@ def step_window(series: Sequence[StepSeries]) -> StepWindow:
     for number, each in enumerate(used):
         mine = each.cpu.select("fit", "step")
         keys = mine if number == 0 else keys.join(mine, on=["fit", "step"], how="semi", maintain_order="left")
-    cpu, device = (_matrices([getattr(each, name) for each in used], keys) for name in ("cpu", "device"))
+    on_cpu = [each.cpu for each in used]
+    cpu, device = (_matrices(tables, keys, PARTS) for tables in (on_cpu, [each.device for each in used]))
     return StepWindow(
         ranks=tuple(each.rank for each in used),
         num_ranks=len(series),
@@ -84,14 +87,15 @@ def step_window(series: Sequence[StepSeries]) -> StepWindow:
         keys=keys,
         cpu=cpu,
         device=device,
+        wall=_matrices(on_cpu, keys, (WALL,))[WALL],
     )
 
 
-def _matrices(tables: list[pl.DataFrame], keys: pl.DataFrame) -> dict[str, Float]:
-    found = {part: np.full((len(tables), keys.height), np.nan) for part in PARTS}
+def _matrices(tables: list[pl.DataFrame], keys: pl.DataFrame, parts: Sequence[str]) -> dict[str, Float]:
+    found = {part: np.full((len(tables), keys.height), np.nan) for part in parts}
     for at, table in enumerate(tables):
         mine = keys.join(table, on=["fit", "step"], how="left", validate="1:1", maintain_order="left")
-        for part in PARTS:
+        for part in parts:
             found[part][at] = mine[part].fill_null(float("nan")).to_numpy()
     return found
 

@@ -8,13 +8,14 @@ out: it takes up that the ranks begin to record at different times.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from chakra_capture.analysis.own_times import LatePhase, OwnTimes, late_phases
 from chakra_capture.merge.across.roles import SYNCHRONISING
 from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.schema import Column
@@ -58,6 +59,7 @@ class Stragglers:
         reason: why none is; None if one is.
         num_steps: steps that were looked at; stretches of operations where no step is marked (``has_steps``).
         step_ns: median time from one to the next; None where there are not two.
+        late_in: where those named take longer than the others, as far as a phase shows it.
     """
 
     table: pl.DataFrame
@@ -66,6 +68,13 @@ class Stragglers:
     num_steps: int
     has_steps: bool
     step_ns: float | None
+    late_in: Mapping[int, LatePhase] = field(default_factory=dict)
+
+    def located(self, own: Mapping[int, OwnTimes]) -> "Stragglers":
+        """The same with what the own times of the ranks say of those named."""
+        if not self.ranks or self.step_ns is None:
+            return self
+        return replace(self, late_in=late_phases(self.ranks, own, self.step_ns))
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
@@ -75,6 +84,7 @@ class Stragglers:
             "num_steps": self.num_steps,
             "has_steps": self.has_steps,
             "step_ns": self.step_ns,
+            "late_in": {str(rank): late.as_json() for rank, late in self.late_in.items()},
             "table": self.table.to_dicts(),
         }
 

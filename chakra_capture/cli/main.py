@@ -15,17 +15,18 @@ from chakra_capture.cli.summary import summary
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.memory import prepare_process
 
-_HELP = """Merge, check and explain recorded PyTorch training traces.
+_HELP = """Record, merge, check and explain PyTorch training traces.
 
-A run is recorded by your training job (see the README); then
-
-    chakra-capture merge TRACE_DIR      link host and device traces of every rank
+    chakra-capture run train.py         record a training script as it is
+    chakra-capture merge TRACE_DIR      link host and device traces of all ranks
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
 
+A job can also record by itself: one callback, or two lines (see the README).
 Exit status: 0 ok, 1 bad input, 2 wrong usage, 3 inconclusive, 4 regression.
 """
+_RUN_HELP = "Run a training script and record it, without a change to it."
 
 
 def app() -> App:
@@ -38,6 +39,8 @@ def app() -> App:
     built.command(inspect)
     built.command(compare)
     built.command(query)
+    # Imported when it is asked for: it knows all settings.
+    built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built
 
 
@@ -45,6 +48,11 @@ def main(argv: list[str] | None = None) -> None:
     """Run ``chakra-capture`` and leave with its exit status."""
     if argv is None:  # a process of our own
         prepare_process(merges=sys.argv[1:2] == ["merge"])
+    given = sys.argv[1:] if argv is None else argv
+    if given[:1] == ["run"]:
+        from chakra_capture.cli.run import with_script_last
+
+        argv = ["run", *with_script_last(given[1:])]
     sys.exit(_run(app(), argv))
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _BAR = 12
 _NAME = 14
-_MOST_PARTS = 5
+_MOST_PARTS, _PART = 8, 40
 _HEADS = {"step": "step", "between": "between steps"}
 
 
@@ -99,8 +99,11 @@ def print_phase_times(out: "Console", times: "pl.DataFrame", rest: "pl.DataFrame
             cells += [duration(value) for value in _device_times(row)]
         table.add_row(row["phase"] or "rest", *cells)
     out.print(table)
-    if parts := [f"{row['part']} {duration(row['wall_ns'])}" for row in rest.head(_MOST_PARTS).iter_rows(named=True)]:
-        out.print(plain(f"rest: {', '.join(parts)}"))
+    shown = [(shortened(row["part"], _PART), row["wall_ns"]) for row in rest.iter_rows(named=True)]
+    if more := shown[_MOST_PARTS:]:
+        shown[_MOST_PARTS:] = [(f"{len(more)} more", sum(ns for _, ns in more))]
+    if shown:
+        out.print(plain(f"rest: {', '.join(f'{name} {duration(ns)}' for name, ns in shown)}"))
     out.print("mean of a step; CPU self: on all threads")
     if on_device:
         out.print("device: busy + idle = time; exp. comm: of busy, what no compute hides")

@@ -58,7 +58,8 @@ def summary(
     Phases are those of all steps, of the window or not: of a step input wait, forward and so on, and its residual in no
     phase; and what comes between two steps. Steps under the profiler and the first of a training are left out.
     Profiled steps by phase: an activity of the device counts to the phase that launched it, idle time to the phase
-    that the loop is in meanwhile.
+    that the loop is in meanwhile. The rest is split into loss, zero_grad, copies, handlers and callbacks by name,
+    MONAI's decollate and postprocessing, other annotations and ops, and Python.
     Communication is that of all ranks together: of each operation the time until the last rank it needs had arrived
     (waiting), and after that (transfer); bus bandwidth as in NCCL's tests. The rank that the others wait for is named
     only if it is late in nearly every step, by much, and chance does not explain it.

@@ -35,6 +35,9 @@ class LoopPhases:
         self.steps: StepPhases | None = None
         self._run: Run | None = None
         self._hooks: list[tuple[str, Callable[[], None]]] = []
+        # What is hooked up in windows alone, and what takes it out of the one that is open.
+        self._in_windows: list[Callable[[], Callable[[], None]]] = []
+        self._of_window: list[Callable[[], None]] = []
         # Annotations that are open in the trace, innermost last, and the thread they belong to.
         self.annotations: list[tuple[str, Any]] = []
         self._thread = 0
@@ -62,6 +65,21 @@ class LoopPhases:
         if self.steps is not None:
             self.steps.measures(name)
 
+    def hook_in_windows(self, install: Callable[[], Callable[[], None]]) -> None:
+        """Have ``install`` called where a window begins, and what it returns where the window ends."""
+        self._in_windows.append(install)
+
+    def enter_window(self) -> None:
+        """A window begins."""
+        for install in self._in_windows:
+            self._of_window.append(install())
+
+    def leave_window(self) -> None:
+        """The window is over, if there is one."""
+        removes, self._of_window = self._of_window, []
+        for remove in reversed(removes):
+            _remove("handlers", remove)
+
     def end_step(self, step: int, is_recorded: bool) -> None:
         """End a step; write what is due."""
         steps = self.steps
@@ -83,12 +101,16 @@ class LoopPhases:
 
     def begin_annotated(self, name: str) -> None:
         """Enter a phase, and show in the traces that it begins."""
+        # Nothing comes between the two, so that the file of phases and the trace say the same.
+        self.begin_annotation(name, self.steps)
+
+    def begin_annotation(self, name: str, steps: StepPhases | None = None) -> None:
+        """Show in the traces that something begins; it is a phase of ``steps`` if they are given."""
         # What record_function does, without the 50 us that it takes to call an operator of torch's for that.
         from torch.autograd import _record_function_with_args_enter  # type: ignore[attr-defined]
 
-        me, label, steps = get_ident(), safe_name(name), self.steps
+        me, label = get_ident(), safe_name(name)
         is_shown = not self.annotations or self._thread == me
-        # Nothing comes between the two, so that the file of phases and the trace say the same.
         if steps is not None:
             steps.begin(name)
         if is_shown:
@@ -132,12 +154,17 @@ class LoopPhases:
 
     def _take_out(self) -> None:
         self.steps = self._run = None
-        hooks, self._hooks = self._hooks, []
+        self.leave_window()
+        hooks, self._hooks, self._in_windows = self._hooks, [], []
         for name, remove in reversed(hooks):
-            try:
-                remove()
-            except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
-                logger.warning("What timed %s is still in place: %s: %s", name, type(fault).__name__, fault)
+            _remove(name, remove)
+
+
+def _remove(name: str, remove: Callable[[], None]) -> None:
+    try:
+        remove()
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as fault:
+        logger.warning("What timed %s is still in place: %s: %s", name, type(fault).__name__, fault)
 
 
 def _say_once(run: Run, message: str) -> None:

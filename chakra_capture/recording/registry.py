@@ -209,6 +209,16 @@ def is_idle() -> bool:
     return not _registry.sessions and _registry.recorder is None
 
 
+def runs_of_process() -> list[Run]:
+    """Return the runs that this process has had a part in."""
+    return list(_registry.runs.values())
+
+
+def forget_run(run: Run) -> None:
+    """Forget a run whose files are gone."""
+    _registry.runs = {key: one for key, one in _registry.runs.items() if one is not run}
+
+
 def forget_runs() -> None:
     """Forget the runs of this process, so that the next session is a new run."""
     _registry.runs.clear()

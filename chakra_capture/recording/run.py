@@ -1,6 +1,8 @@
 """The identity of a run: one id and one set of folders for all ranks, whatever else is in ``trace_dir``."""
 
+import contextlib
 import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,18 @@ class Run:
         """Replace the manifest file by the present state."""
         path, content = self.paths.manifest(self.manifest.rank), self.manifest.as_json()
         self.disk.do(lambda: write_json(path, content), limit_s=limit_s)
+
+    def remove(self) -> None:
+        """Remove the folders of a run of one rank that has turned out to hold nothing, as far as that works."""
+        paths = self.paths
+
+        def action() -> None:
+            for folder in (paths.host_dir, paths.device_dir, paths.phases_dir, paths.run_dir):
+                shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                paths.trace_dir.rmdir()
+
+        self.disk.do(action)
 
 
 def trace_folder(settings: ChakraProfileConfig) -> Path:

@@ -261,6 +261,21 @@ class Session:
             self.measures(name, _said(fault))
             logger.warning("The phase %s is not measured, training goes on: %s", name, _said(fault))
 
+    def in_windows(self, install: Callable[[], Callable[[], None]]) -> None:
+        """Hook up something in windows alone, while phases are recorded: ``install`` returns what takes it out."""
+        if self._phases.steps is not None:
+            self._phases.hook_in_windows(install)
+
+    def begin_annotation(self, label: str) -> None:
+        """Show in the traces of a step that is recorded what begins; it is no phase."""
+        if self._is_step_recorded:
+            self._timed(self._phases.begin_annotation, label)
+
+    def end_annotation(self, label: str) -> None:
+        """Show that it ends, and what an exception has left open inside it."""
+        if self._phases.annotations:
+            self._timed(self._phases.end_annotation, label)
+
     def measures(self, name: str, why_not: str | None = None) -> None:
         """Note that a phase is timed from now on, or why it is not: it is missing then, not zero."""
         if self._phases.steps is not None:
@@ -302,6 +317,18 @@ class Session:
         # After SIGTERM there is no time to lose; and what another thread still records has not ended.
         if run is not None and self._run is None and reason is not Reason.terminated:
             self._summarise(run)
+
+    def discard(self) -> None:
+        """Close, and remove what was written: what looked like a training was none."""
+        with registry.signals_wait():
+            run = self._run
+            self._phases.forget()
+            self._disarm()
+            self._run = self._cycles = None
+            registry.remove_session(self)
+        if run is not None and run.manifest.world_size == 1:
+            registry.forget_run(run)
+            self._timed(run.remove)
 
     def _summarise(self, run: Run) -> None:
         """Rank 0 has the phases of all ranks summed up, as far as they have come."""
@@ -391,6 +418,7 @@ class Session:
     def _disarm(self) -> None:
         """Put everything back, keeping what has been recorded."""
         self._next_step = NEVER
+        self._timed(self._phases.leave_window)
         run, cycles = self._run, self._cycles
         if run is None or cycles is None:
             registry.remove_session(self)
@@ -460,8 +488,15 @@ class Session:
     def _note_window(self, before: Recorder | None) -> None:
         """Note both clocks where a window starts or ends."""
         steps = self._phases.steps
-        if steps is not None and self._recorder is not before:
-            self._timed(steps.anchor, "window_start" if before is None else "window_end")
+        if steps is None or self._recorder is before:
+            return
+        self._timed(steps.anchor, "window_start" if before is None else "window_end")
+        self._timed(self._phases.leave_window)
+        if self._recorder is not None:
+            try:
+                self._phases.enter_window()
+            except Exception as fault:
+                logger.warning("Handlers have no names in the traces, training goes on: %s", _said(fault))
 
     def _answer(self, asked: "_Request") -> None:
         self._asked = None

@@ -38,7 +38,7 @@ from monai.transforms import (
 )
 from spleen_folder import KEYS, TASK, make_folder, read_folder, task_folder
 
-from chakra_capture.integrations.monai import ChakraProfileHandler, init
+from chakra_capture.integrations.monai import ChakraProfileHandler, TraceMLHandler, init
 
 LEVELS = 4
 
@@ -111,7 +111,6 @@ def train(chosen: argparse.Namespace, loader: DataLoader) -> int:
     optimizer = torch.optim.Adam(network.parameters(), lr=1e-4)
     updates: Counter[str] = Counter()
     optimizer.register_step_post_hook(lambda *_: updates.update(["update"]))
-    recorded = {"enabled": True, "start_step": None, "trace_dir": str(chosen.trace_dir), "job_id": chosen.run_name}
     init()
     SupervisedTrainer(
         device=device,
@@ -121,9 +120,17 @@ def train(chosen: argparse.Namespace, loader: DataLoader) -> int:
         optimizer=optimizer,
         loss_function=DiceCELoss(to_onehot_y=True, softmax=True),
         amp=chosen.amp and device.type == "cuda",
-        train_handlers=[ChakraProfileHandler(recorded)],
+        train_handlers=[handler(chosen)],
     ).run()
     return updates["update"]
+
+
+def handler(chosen: argparse.Namespace) -> ChakraProfileHandler:
+    """Into the folder that was named; else TraceML's handler, which `chakra-capture run` gives a folder."""
+    if chosen.trace_dir is None and chosen.run_name is None:
+        return TraceMLHandler()
+    folder = str(chosen.trace_dir or "chakra_traces")
+    return ChakraProfileHandler({"enabled": True, "start_step": None, "trace_dir": folder, "job_id": chosen.run_name})
 
 
 def patch_edge(text: str) -> int:
@@ -151,7 +158,7 @@ def options(arguments: Sequence[str]) -> argparse.Namespace:
     add(
         "--read-delay", type=float, default=0.0, metavar="S", help="sleep so long on each volume, as slow storage would"
     )
-    add("--trace-dir", type=Path, default=Path("chakra_traces"), help="where the run is written (default: %(default)s)")
+    add("--trace-dir", type=Path, help="where the run is written (default: chakra_traces)")
     add("--run-name", help="first part of the run's folder names")
     return parser.parse_args(arguments)
 
@@ -168,7 +175,6 @@ def main(arguments: Sequence[str]) -> None:
         print(f"prepared in s: {time.monotonic() - begin:.2f}")
         updates = train(chosen, loader)
     print(f"updates made by the trainer: {updates}")
-    print(f"where their time went: chakra-capture summary {chosen.trace_dir}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from typing import Any
 
 import polars as pl
 
+from chakra_capture.analysis.diagnosis import Diagnosis, diagnose
+from chakra_capture.analysis.findings import Finding
 from chakra_capture.trace.phase_records import MEMORY_SCHEMA, PHASES_SCHEMA, STEPS_SCHEMA, PhaseRecords
 
 MS = 1_000_000
@@ -47,3 +49,27 @@ def records(steps: Iterable[Mapping[str, Any]], untimed: Mapping[str, str] | Non
         measured=[(0, 0, name, why) for name, why in measured.items()],
         is_closed=True,
     )
+
+
+def found(*ranks: list[dict[str, Any]], untimed: dict[str, str] | None = None, **more: Any) -> Diagnosis:
+    return diagnose({rank: records(steps, untimed) for rank, steps in enumerate(ranks)}, **more)
+
+
+def said(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    return [(each.kind, each.severity.name) for each in diagnosis.findings]
+
+
+def of_kind(diagnosis: Diagnosis, kind: str) -> Finding | None:
+    return next((each for each in diagnosis.findings if each.kind == kind), None)
+
+
+def pair(excess: float, phase: str = "input_wait", num: int = 20, good: int | None = None) -> Diagnosis:
+    """Two ranks; rank 1 takes more in a phase, rank 0 waits for it in backward. In steps past ``good``, reversed."""
+    slow = {"input_wait": 2.0, "h2d": 2.0, "forward": 30.0, "backward": 20.0, "optimizer": 5.0}
+    # All steps take 100 ms: what rank 1 takes longer it lacks in backward.
+    late = step(3, **{**slow, phase: slow[phase] + excess, "backward": 60 - excess})
+    early = step(3, **{**slow, "backward": 60.0})
+    late["ms"] = early["ms"] = 102
+    num_good = num if good is None else good
+    ranks = [early] * num_good + [late] * (num - num_good), [late] * num_good + [early] * (num - num_good)
+    return found(*ranks)

@@ -36,7 +36,19 @@ def test_what_holds_a_phase_counts_without_it(tmp_path: Path) -> None:
     }
 
 
-NAMES = st.sampled_from(["forward", "backward", "aten::to", "aten::add", "Optimizer.zero_grad#x", "mine"])
+def test_handler_has_all_that_happens_in_it_wherever_it_is_but_not_what_another_handler_takes(tmp_path: Path) -> None:
+    builder = TraceBuilder().step(1, 0, 1000).annotation("Optimizer.step#SGD.step", 0, 900)
+    builder.annotation("forward", 100, 100).annotation("handler:Log.write", 300, 200).op("aten::item", 310, 20)
+    builder.annotation("theirs", 340, 50).annotation("Optimizer.zero_grad#x", 400, 10)
+    builder.annotation("handler:inner", 420, 30).op("aten::mse_loss", 550, 50).annotation("backward", 600, 100)
+    builder.annotation("decollate", 910, 40)
+    assert dict(rest_parts(builder.merged(tmp_path)).select("part", "wall_ns").rows()) == {
+        "handler:Log.write": 170_000, "handler:inner": 30_000, "loss": 50_000, "decollate": 40_000,
+        "Optimizer.step#SGD.step": 900_000 - 100_000 - 200_000 - 50_000 - 100_000, "python": 60_000,
+    }  # fmt: skip
+
+
+NAMES = st.sampled_from(["forward", "backward", "aten::to", "aten::add", "Optimizer.zero_grad#x", "mine", "handler:h"])
 
 
 @settings(max_examples=25, deadline=None)

@@ -2,14 +2,25 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
 from transformers import Trainer
 
-from chakra_capture.annotations import BACKWARD, CALLBACKS, CHECKPOINT, FORWARD, H2D, INPUT_WAIT, OPTIMIZER
+from chakra_capture.annotations import (
+    BACKWARD,
+    CALLBACKS,
+    CHECKPOINT,
+    FORWARD,
+    H2D,
+    INPUT_WAIT,
+    OPTIMIZER,
+    handler_label,
+)
 from chakra_capture.annotations import VALIDATION_PHASE as VALIDATION
 from chakra_capture.errors import RecordingError
+from chakra_capture.integrations.handler_names import Named, is_ours, overridden
 from chakra_capture.integrations.hooks import ModuleCalls, OptimizerHooks, Undo, time_calls
 from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
@@ -17,6 +28,8 @@ from chakra_capture.recording.session import Session
 logger = logging.getLogger(__name__)
 
 _EPOCH = "_run_epoch"
+# What callbacks are told inside a step.
+_IN_STEP = {"on_step_begin", "on_pre_optimizer_step", "on_optimizer_step", "on_substep_end"}
 _UNSEEN = "the first step called neither the model nor one of its children"
 
 
@@ -36,6 +49,7 @@ class TrainerPhases:
         session, trainer = self._session, self._trainer
         for name in (INPUT_WAIT, VALIDATION):
             session.measures(name)
+        session.in_windows(self._name_callbacks)
         session.time_phase(FORWARD, self._time_forward)
         session.time_phase(BACKWARD, partial(time_calls, session, BACKWARD, trainer.accelerator, "backward"))
         session.time_phase(OPTIMIZER, self._optimizers.install)
@@ -63,6 +77,17 @@ class TrainerPhases:
         """The step has ended."""
         if self._sees_pauses:
             self._session.begin_phase(CALLBACKS)
+
+    def _name_callbacks(self) -> Undo:
+        """Show callbacks in the traces; of one whose methods cannot be replaced it does not."""
+        with ExitStack() as undo:
+            for callback in self._trainer.callback_handler.callbacks:
+                if is_ours(callback) or not hasattr(callback, "__dict__"):
+                    continue
+                for hook in _IN_STEP.intersection(overridden(callback)):
+                    named = Named(self._session, handler_label(f"{type(callback).__name__}.{hook}"))
+                    undo.callback(Patch(callback, hook, named.call).undo)
+            return undo.pop_all().close
 
     def _time_forward(self) -> Undo:
         calls = self._forwards

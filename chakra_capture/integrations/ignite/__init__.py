@@ -17,6 +17,6 @@ from chakra_capture.integrations.frameworks import require
 
 require("ignite", framework="PyTorch-Ignite", extra="ignite")
 
-from chakra_capture.integrations.ignite.handler import ChakraProfileHandler  # noqa: E402
+from chakra_capture.integrations.ignite.handler import ChakraProfileHandler, handlers_of  # noqa: E402
 
-__all__ = ["ChakraProfileHandler"]
+__all__ = ["ChakraProfileHandler", "handlers_of"]

@@ -46,7 +46,7 @@ class _Copied:
 def add(engine: Engine, event: Any, function: Handler, *, is_first: bool = False) -> None:
     """Have ``function(engine)`` called at an event, before or after the handlers that are there now."""
     rest = _entries(engine, event)
-    entry: _Entry = (Call(engine, function), (), {})
+    entry = _entry(engine, function)
     _put(engine, event, [entry, *rest] if is_first else [*rest, entry])
 
 
@@ -56,13 +56,15 @@ def place(engine: Engine, event: Any, function: Handler, *, is_first: bool) -> N
     _put(engine, event, entries)
 
 
-def surround(engine: Engine, is_wanted: Callable[[Any], bool], before: Handler, after: Handler) -> None:
-    """Have ``before(engine)`` and ``after(engine)`` called around every handler, or method of an object, wanted."""
-    first: _Entry = (Call(engine, before), (), {})
-    last: _Entry = (Call(engine, after), (), {})
+def surround(engine: Engine, pair_for: Callable[[Any], tuple[Handler, Handler] | None]) -> None:
+    """Have ``before(engine)`` and ``after(engine)`` called around every handler of others that has such a pair."""
+
+    def around(entry: _Entry) -> list[_Entry]:
+        pair = None if isinstance(entry[0], Call | _Copied) else pair_for(entry[0])
+        return [entry] if pair is None else [_entry(engine, pair[0]), entry, _entry(engine, pair[1])]
+
     for event, entries in list(engine._event_handlers.items()):
-        groups = [[first, entry, last] if is_wanted(owner_of(entry[0])) else [entry] for entry in entries]
-        _put(engine, event, [entry for group in groups for entry in group])
+        _put(engine, event, [each for entry in entries for each in around(entry)])
 
 
 def remove(engine: Engine, is_ours: Callable[[Handler], bool]) -> None:
@@ -103,6 +105,16 @@ def owner_of(handler: Any) -> Any:
 def owners(engine: Engine) -> list[Any]:
     """The objects that handle events of an engine."""
     return [owner_of(entry[0]) for entries in engine._event_handlers.values() for entry in entries]
+
+
+def followers(engine: Engine) -> list[Any]:
+    """The objects of ours that are told of an engine's starts."""
+    entries = _entries(engine, Events.STARTED)
+    return [getattr(entry[0].function, "__self__", None) for entry in entries if isinstance(entry[0], Call)]
+
+
+def _entry(engine: Engine, function: Handler) -> _Entry:
+    return Call(engine, function), (), {}
 
 
 def _is_call(entry: _Entry, function: Handler) -> bool:

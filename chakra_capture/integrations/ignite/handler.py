@@ -247,3 +247,8 @@ class ChakraProfileHandler:
         self._is_open = False
         if session is not None:
             session.close(reason, error)
+
+
+def handlers_of(engine: Engine) -> list[ChakraProfileHandler]:
+    """The handlers of ours that follow the runs of an engine."""
+    return [owner for owner in calls.followers(engine) if isinstance(owner, ChakraProfileHandler)]

@@ -1,11 +1,13 @@
 """The phases of an engine's run, from its events."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ignite.engine import Engine, Events
 from ignite.handlers import Checkpoint
 
-from chakra_capture.annotations import CALLBACKS, CHECKPOINT, INPUT_WAIT, ITERATION, VALIDATION_PHASE
+from chakra_capture.annotations import CALLBACKS, CHECKPOINT, INPUT_WAIT, ITERATION, VALIDATION_PHASE, handler_label
+from chakra_capture.integrations.handler_names import Named, name_of
 from chakra_capture.integrations.ignite import calls
 from chakra_capture.recording.session import Session
 
@@ -20,9 +22,12 @@ class EnginePhases:
 
     inside = ITERATION
     checkpoints: tuple[type, ...] = (Checkpoint,)
+    # What handlers of the framework's own are called in the traces, by their names.
+    labels: Mapping[str, str] = {}
 
     def __init__(self, engine: Engine, session: Session) -> None:
         self._engine, self._session = engine, session
+        self._is_naming = False
         self._has_early = False  # handlers of others between a batch and its iteration
 
     def install(self) -> None:
@@ -31,6 +36,7 @@ class EnginePhases:
         if self._engine.state.dataloader is None:
             self._session.measures(INPUT_WAIT, "the engine runs without data and requests none")
         self._session.time_phase(CHECKPOINT, self._surround_checkpoints)
+        self._session.in_windows(self._name_handlers)
         self._session.measures(CALLBACKS)
         self._session.measures(VALIDATION_PHASE)
         if self.inside:
@@ -42,6 +48,9 @@ class EnginePhases:
         calls.place(self._engine, Events.ITERATION_STARTED, self._start, is_first=False)
         self._leave(self._begin_checkpoint, self._end_checkpoint)
         self._surround_checkpoints()
+        if self._is_naming:
+            self._name_no_handlers()
+            self._name_handlers()
         self._has_early = any(calls.has_others(self._engine, event) for event in _BEFORE_ITERATION)
 
     def request(self) -> None:
@@ -80,11 +89,25 @@ class EnginePhases:
         return lambda: self._leave(self._receive, self._start)
 
     def _surround_checkpoints(self) -> Any:
-        calls.surround(self._engine, self._is_checkpoint, self._begin_checkpoint, self._end_checkpoint)
-        return lambda: self._leave(self._begin_checkpoint, self._end_checkpoint)
+        pair = (self._begin_checkpoint, self._end_checkpoint)
+        calls.surround(
+            self._engine, lambda handler: pair if isinstance(calls.owner_of(handler), self.checkpoints) else None
+        )
+        return lambda: self._leave(*pair)
 
-    def _is_checkpoint(self, owner: Any) -> bool:
-        return isinstance(owner, self.checkpoints)
+    def _name_handlers(self) -> Callable[[], None]:
+        def pair(handler: Any) -> tuple[calls.Handler, calls.Handler]:
+            name = name_of(handler)
+            named = Named(self._session, self.labels.get(name) or handler_label(name))
+            return named.begin, named.end
+
+        self._is_naming = True
+        calls.surround(self._engine, pair)
+        return self._name_no_handlers
+
+    def _name_no_handlers(self) -> None:
+        self._is_naming = False
+        calls.remove(self._engine, lambda function: isinstance(getattr(function, "__self__", None), Named))
 
     def _begin_checkpoint(self, engine: Engine) -> None:
         self._session.begin_phase(CHECKPOINT)

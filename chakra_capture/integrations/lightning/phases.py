@@ -9,8 +9,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from chakra_capture.annotations import CALLBACKS, CHECKPOINT, INPUT_WAIT, VALIDATION_PHASE
+from chakra_capture.annotations import CALLBACKS, CHECKPOINT, INPUT_WAIT, VALIDATION_PHASE, handler_label
 from chakra_capture.errors import RecordingError
+from chakra_capture.integrations.handler_names import Named, is_ours, overridden
 from chakra_capture.integrations.hooks import Undo, time_calls
 from chakra_capture.integrations.lightning.parts import StepParts
 from chakra_capture.recording.patches import Patch
@@ -33,6 +34,7 @@ class FitPhases:
         """Hook up what is not told by the follower."""
         session = self._session
         self._parts.install()
+        session.in_windows(self._name_hooks)
         session.time_phase(INPUT_WAIT, self._see_answers)
         session.time_phase(CALLBACKS, self._see_end_of_epoch)
         session.time_phase(VALIDATION_PHASE, partial(time_calls, session, VALIDATION_PHASE, self._loop.val_loop, "run"))
@@ -58,6 +60,25 @@ class FitPhases:
         if self._is_paused:
             self._is_paused = False
             self._session.end_phase(CALLBACKS)
+
+    def _name_hooks(self) -> Undo:
+        """Show hooks of callbacks and of the module in the traces, where Lightning tells its own profiler of them."""
+        trainer = self._trainer
+        module = type(trainer.lightning_module).__name__
+        told = [(f"[LightningModule]{module}", module, trainer.lightning_module)]
+        others = [each for each in trainer.callbacks if not is_ours(each)]
+        told += [(f"[Callback]{each.state_key}", type(each).__name__, each) for each in others]
+        named = {
+            f"{action}.{hook}": Named(self._session, handler_label(f"{name}.{hook}"))
+            for action, name, owner in told
+            for hook in overridden(owner)
+        }
+
+        def profile(original: Callable[[str], Any], action_name: str) -> Any:
+            mine = named.get(action_name)
+            return original(action_name) if mine is None else mine.around(original(action_name))
+
+        return Patch(trainer.profiler, "profile", profile).undo
 
     def _see_answers(self) -> Undo:
         if not hasattr(self._loop, _FETCHED_HOOK):

@@ -14,7 +14,8 @@ step: a warning and the phase file say which iterations. Phases of a step are
     backward    from the loss until its gradients are there
     optimizer   optimizer.step() alone; a step whose scaler skips it is flagged update_skipped
 
-zero_grad, the loss, decollation and postprocessing are in the step and in no phase. Handlers of ``ITERATION_COMPLETED``
+zero_grad, the loss, decollation and postprocessing are in the step and in no phase; ``summary`` tells them apart in
+recorded steps, and handlers that run inside a step by their names. Handlers of ``ITERATION_COMPLETED``
 and later, step schedulers among them, come between the steps: as validation (the evaluator of a
 ``ValidationHandler`` is known, ``handler.attach_validation`` names others), checkpoint, or callbacks.
 

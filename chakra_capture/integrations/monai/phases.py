@@ -9,7 +9,7 @@ from ignite.handlers import Checkpoint
 from monai.engines.utils import IterationEvents
 from monai.handlers import CheckpointSaver
 
-from chakra_capture.annotations import BACKWARD, FORWARD, H2D, OPTIMIZER
+from chakra_capture.annotations import BACKWARD, DECOLLATE, FORWARD, H2D, OPTIMIZER, POSTPROCESSING
 from chakra_capture.integrations.hooks import OptimizerHooks
 from chakra_capture.integrations.ignite import calls
 from chakra_capture.integrations.ignite.phases import EnginePhases
@@ -19,6 +19,8 @@ from chakra_capture.recording.transfers import HostToDevice
 
 logger = logging.getLogger(__name__)
 
+# MONAI registers these functions as handlers of its own.
+_LABELS = {"_decollate_data": DECOLLATE, "_run_postprocessing": POSTPROCESSING}
 _OWN_ITERATION = "the trainer computes in its own way, so its parts are not told apart"
 
 
@@ -26,6 +28,7 @@ class PartialPhases(EnginePhases):
     """What can be timed of any engine: the wait for input, and the iteration as a whole."""
 
     checkpoints = (Checkpoint, CheckpointSaver)
+    labels = _LABELS
 
     def install(self) -> None:
         """Listen to the engine, and say what is not measured."""
@@ -39,6 +42,7 @@ class TrainerPhases(EnginePhases):
 
     inside = ""
     checkpoints = (Checkpoint, CheckpointSaver)
+    labels = _LABELS
 
     def __init__(self, engine: Engine, session: Session) -> None:
         super().__init__(engine, session)

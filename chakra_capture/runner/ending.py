@@ -1,0 +1,64 @@
+"""What is made and shown when a script has ended: its summary, and the merged traces where that is asked for."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from chakra_capture.recording.manifest import Reason
+from chakra_capture.recording.run import Run
+
+_RANKS_LIMIT_S = 10.0
+_COMMAND_LIMIT_S = 600.0
+
+
+def show_run(run: Run, *, merge: bool) -> None:
+    """Print on stderr what a run says of itself; whatever goes wrong here is not the script's fault."""
+    paths = run.paths
+    say(f"recorded in {paths.trace_dir} (job {paths.job})")
+    if merge:
+        _wait_for_ranks(run)
+        _command("merge", run)
+        _command("summary", run)
+        return
+    text = _text_of(paths.summary)
+    sys.stderr.write(f"{text}\n" if text else "")
+    say(f"more by: chakra-capture summary {paths.trace_dir} --job {paths.job}")
+
+
+def say(text: str) -> None:
+    """Tell whoever runs the script, apart from what it prints."""
+    sys.stderr.write(f"chakra-capture: {text}\n")
+
+
+def _wait_for_ranks(run: Run) -> None:
+    """Ranks of one job end a little apart."""
+    deadline = time.monotonic() + _RANKS_LIMIT_S
+    ranks = range(run.manifest.world_size)
+    while time.monotonic() < deadline and not all(_is_over(run.paths.manifest(rank)) for rank in ranks):
+        time.sleep(0.1)
+
+
+def _is_over(manifest: Path) -> bool:
+    try:
+        return bool(json.loads(manifest.read_text())["reason"] != Reason.running.value)
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _text_of(summary: Path) -> str:
+    try:
+        return str(json.loads(summary.read_text())["text"]).rstrip()
+    except (OSError, ValueError, KeyError):
+        return ""
+
+
+def _command(verb: str, run: Run) -> None:
+    command = [sys.executable, "-P", "-m", "chakra_capture", verb, str(run.paths.trace_dir), "--job", run.paths.job]
+    try:
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), timeout=_COMMAND_LIMIT_S, check=False
+        )
+    except (OSError, ValueError, subprocess.TimeoutExpired) as fault:
+        say(f"{' '.join(command)} did not end: {fault}")

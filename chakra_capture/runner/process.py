@@ -1,0 +1,112 @@
+"""The process of a script: settings, what watches, the script, and what is said and made at its end."""
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from chakra_capture.config import ChakraProfileConfig, settings_from
+from chakra_capture.errors import ChakraCaptureError
+from chakra_capture.recording import registry
+from chakra_capture.recording.manifest import Reason
+from chakra_capture.recording.session import Session
+from chakra_capture.runner.ending import say, show_run
+from chakra_capture.runner.frameworks import Frameworks
+from chakra_capture.runner.imports import when_imported
+from chakra_capture.runner.loop_watch import LoopWatch
+from chakra_capture.runner.plan import Plan
+from chakra_capture.runner.script import Script, find_module, find_script
+from chakra_capture.runner.torch_calls import TorchCalls
+
+_NOTHING = (
+    "{} made no optimizer step that could be seen in this process, so nothing was recorded; expected a training with "
+    "torch.optim, Lightning, Ignite, MONAI or the Hugging Face Trainer. Where the training runs in processes that the "
+    "script starts, or steps in another way, bracket its steps: with chakra_capture.capture(settings) as session."
+)
+
+
+def main(plan: str, arguments: Sequence[str]) -> None:
+    """Run what a plan says, and leave as it leaves."""
+    chosen = Plan(**json.loads(plan))
+    try:
+        settings = settings_from(chosen.settings)
+        script = find_module(chosen.target) if chosen.is_module else find_script(chosen.target)
+    except ChakraCaptureError as fault:
+        say(str(fault))
+        sys.exit(1)
+    if not settings.enabled:  # CHAKRA_CAPTURE_DISABLED
+        script.run(arguments)
+        return
+    recording = _Recording(chosen, settings)
+    recording.watch()
+    _run(script, arguments, recording)
+
+
+def _run(script: Script, arguments: Sequence[str], recording: "_Recording") -> None:
+    me, error = os.getpid(), None
+    try:
+        script.run(arguments)
+    except BaseException as raised:
+        error = raised
+        raise
+    finally:
+        if os.getpid() == me:  # a child that the script has forked may come here, too
+            recording.finish(error)
+
+
+class _Recording:
+    """What is recorded of a script: the trainings of frameworks, else the loop of its own."""
+
+    def __init__(self, plan: Plan, settings: ChakraProfileConfig) -> None:
+        self._plan, self._settings = plan, settings
+        self._loop = LoopWatch(self._open_session)
+        self._has_framework = False
+
+    def watch(self) -> None:
+        """Look out for the frameworks a script may load."""
+        calls = TorchCalls(self._loop)
+        when_imported(
+            {
+                "torch": calls.torch_imported,
+                "torch.utils.data.dataloader": calls.loader_imported,
+                "torch.amp.grad_scaler": calls.scaler_imported,
+                **Frameworks(self._settings, self._begin_framework, self._plan.command).actions(),
+            }
+        )
+
+    def _open_session(self) -> Session | None:
+        # A script that uses us by itself knows better where its steps are.
+        if not registry.is_idle() or registry.current_init() is not None:
+            return None
+        session = Session(self._settings)
+        session.open()
+        return session if session.is_open else None
+
+    def _begin_framework(self) -> None:
+        self._has_framework = True
+        self._loop.is_off = True
+        if self._loop.session is not None:
+            self._end_loop(None)
+
+    def finish(self, error: BaseException | None) -> None:
+        """Close what is open, show what was recorded, and merge where that is asked for."""
+        self._end_loop(error)
+        runs = registry.runs_of_process()
+        if not runs and (error is None or isinstance(error, SystemExit)) and os.environ.get("RANK", "0") == "0":
+            say(_NOTHING.format(self._plan.target))
+        for run in runs:
+            if run.manifest.rank == 0:
+                show_run(run, merge=self._plan.merge)
+
+    def _end_loop(self, error: BaseException | None) -> None:
+        loop = self._loop
+        loop.finish()
+        loop.is_off = True
+        session, loop.session = loop.session, None
+        if session is None:
+            return
+        if loop.num_steps:
+            is_exit = error is None or isinstance(error, SystemExit)
+            session.close(Reason.training_ended if is_exit else Reason.exception, None if is_exit else error)
+        else:
+            session.discard()

@@ -1,0 +1,88 @@
+"""``chakra-capture run``: the steps it finds in a script are those the script itself counts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import run
+
+JOBS = Path(__file__).with_name("jobs.py")
+
+
+def recorded(folder: Path, *command: object, flags: tuple[str, ...] = ()) -> "subprocess.CompletedProcess[str]":
+    """Run a command line under ours, in a process of its own and another folder."""
+    environ = {name: value for name, value in os.environ.items() if name != "CHAKRA_CAPTURE_NO_SUMMARY"}
+    ours = [sys.executable, *flags, "-m", "chakra_capture", "run", "--trace-dir", "traces", *map(str, command)]
+    return subprocess.run(ours, cwd=folder, capture_output=True, text=True, timeout=240, check=False, env=environ)
+
+
+def steps_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
+    (file,) = folder.glob(f"traces/*_phases/rank-{rank}.jsonl")
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line for line in lines if line["kind"] == "step"]
+
+
+def as_batches(steps: list[dict[str, Any]], per_epoch: int) -> list[list[int]]:
+    """Which batches each step waited for: batches come in order, and anew in each epoch."""
+    found, place = [], 0
+    for step in steps:
+        count = step["phases"].get("input_wait", [0, 0])[1]
+        found.append([(place + more) % per_epoch for more in range(count)])
+        place += count
+    return found
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "plain",
+        "scaler",
+        "gan",
+        "in_backward",
+        "closure",
+        "two_loaders",
+        "left",
+        "no_loader",
+        "lightning",
+        "huggingface",
+        "monai",
+        "ignite",
+    ],
+)
+def test_steps_and_their_batches_are_those_of_the_script(tmp_path, kind):
+    done = recorded(tmp_path, JOBS, "--", kind)
+    assert done.returncode == 0, done.stderr
+    by_hand = json.loads(done.stdout.splitlines()[-1])
+    steps = steps_of(tmp_path)
+    assert [step["step"] for step in steps] == list(range(len(by_hand)))
+    found = as_batches(steps, 6)
+    if kind in ("huggingface", "two_loaders"):  # one shuffles, the other gives each number twice
+        found, by_hand = [[len(one) for one in each] for each in (found, by_hand)]
+    assert found == by_hand
+    # Without a loader nothing says where the last step ends.
+    cut = [step["step"] for step in steps if "partial" in step.get("flags", ())]
+    assert cut == ([4] if kind == "no_loader" else [])
+    skipped = [step["step"] for step in steps if "update_skipped" in step.get("flags", ())]
+    assert skipped == ([1] if kind == "scaler" else [])
+    measured = {name for step in steps[1:] for name in step["phases"]}
+    assert measured >= ({"iteration"} if kind == "ignite" else {"forward", "backward", "optimizer"}), measured
+    assert "chakra-capture: recorded in" in done.stderr
+    assert len(list(tmp_path.glob("traces/*_run/final_summary.json"))) == 1
+
+
+def test_two_runs_of_the_monai_example_and_a_comparison_of_their_summaries(tmp_path):
+    example = JOBS.parents[2] / "scripts" / "examples" / "monai_dataloading_bottleneck.py"
+    small = ["--data-dir", "data", "--synthetic", "--volumes", "4", "--size", "32", "32", "16", "--patch", "16",
+             "--patches", "1", "--width", "2", "--epochs", "2", "--batch-size", "1"]  # fmt: skip
+    for name, more in (("first", ()), ("second", ("--dataset", "cache"))):
+        done = recorded(tmp_path, "--run-name", name, example, "--", *small, *more)
+        assert done.returncode == 0, done.stderr
+        assert "updates made by the trainer: 8" in done.stdout
+        (file,) = tmp_path.glob(f"traces/{name}_phases/rank-0.jsonl")
+        assert file.read_text().count('"kind":"step"') == 8
+    first, second = (tmp_path / f"traces/{name}_run/final_summary.json" for name in ("first", "second"))
+    assert run("compare", first, second).code in (0, 3)
