@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from statistics import median_low
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +17,7 @@ SCHEMA_VERSION = 1
 STEP = "step"
 RESIDUAL = "residual"
 MEDIAN, LOWEST = "median", "lowest 10th percentile"
-# Each is called once per batch; what is timed of it tells how many batches a step takes.
+# Each is called once per batch, as a rule, which tells how many batches a step takes.
 _PER_BATCH = (INPUT_WAIT, "forward", "backward", "iteration")
 # Steps of runs of one program, of which one is a little longer, take as many batches but for this part.
 _AS_MANY = 0.01
@@ -171,12 +172,16 @@ def _of_phase(phases: pl.DataFrame, rows: pl.Series, name: str) -> Float:
 
 
 def _batches(phases: pl.DataFrame, rows: pl.Series) -> Batches | None:
-    """Micro-batches of a step, by how often its phases were called."""
+    """Micro-batches of a step, by how often most of its phases were called.
+
+    One request may be for all batches of a step, and a model may be called more than once for one.
+    """
+    found = []
     for name in _PER_BATCH:
-        calls = phases.filter(phase=name)["num_calls"]
-        if len(calls) == len(rows) and len(calls) and min(calls) > 0:
-            return Batches(sum(calls) / len(calls), calls.n_unique() == 1)
-    return None
+        calls = phases.filter(phase=name)["num_calls"].to_list()
+        if len(calls) == len(rows) and calls and min(calls) > 0:
+            found.append(Batches(sum(calls) / len(calls), len(set(calls)) == 1))
+    return median_low(found) if found else None
 
 
 def compare(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> Comparison:

@@ -117,6 +117,13 @@ def test_A6_rank_is_named_with_half_of_the_steps_and_compared_over_those_that_al
     assert (window.ranks, window.keys["step"].to_list()) == ((0, 1), list(range(8, 18)))
 
 
+@pytest.mark.parametrize(("other", "is_alone"), [(19.9, True), (20.1, False)])
+def test_A6_rank_is_named_for_its_checkpoints_if_the_others_have_less_than_half_of_its_share(other, is_alone):
+    # 50 of 150 ms are a third, 20 of 120 ms a sixth.
+    ranks = [[plain(gap={"checkpoint": ms})] * 20 for ms in (50.0, other)]
+    assert of_kind(found(*ranks), "CHECKPOINT_HEAVY").ranks == ((0,) if is_alone else ())
+
+
 # Over time.
 
 

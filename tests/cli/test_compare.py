@@ -302,3 +302,27 @@ def test_C2_step_alone_has_a_verdict(tmp_path: Path) -> None:
     found = result(a, b)
     assert [row["domain"] for row in found["rows"]] == ["step"]
     assert (found["verdict"], found["dominant"]) == ("slower", None)
+
+
+def calling(folder: Path, input_wait: int, forward: int, backward: int, batches: int) -> Path:
+    """A run whose phases are called so often in a step of so many batches of 40 us."""
+    write(folder)
+    lines = lines_of(folder)
+    calls = {"input_wait": input_wait, "forward": forward, "backward": backward}
+    for line in lines[2:-1]:
+        phases = {name: [10_000 * batches, number] for name, number in calls.items()}
+        line |= {"ns": 40_000 * batches, "phases": phases}
+    (folder / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_C5_one_request_for_all_batches_of_a_step_does_not_hide_how_many_they_are(tmp_path: Path) -> None:
+    one, three = calling(tmp_path / "1", 1, 1, 1, 1), calling(tmp_path / "3", 1, 3, 3, 3)
+    found = result(one, three)
+    assert (found["verdict"], found["per_batch"], found["change"]) == ("same", True, pytest.approx(0))
+
+
+def test_C5_model_that_is_called_twice_for_a_batch_is_slower_not_of_two_batches(tmp_path: Path) -> None:
+    one, twice = calling(tmp_path / "1", 1, 1, 1, 1), calling(tmp_path / "2", 1, 2, 1, 2)
+    found = result(one, twice)
+    assert (found["verdict"], found["per_batch"], found["change"]) == ("slower", False, pytest.approx(1))
