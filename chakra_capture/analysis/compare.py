@@ -124,13 +124,17 @@ class Comparison:
         }
 
 
-def run_steps(label: str, records: Mapping[int, PhaseRecords], world_size: int | None = None) -> RunSteps:
-    """Gather the series of a run from the phase files of its ranks."""
+def run_steps(
+    label: str, records: Mapping[int, PhaseRecords], world_size: int | None = None, failed: str | None = None
+) -> RunSteps:
+    """Gather the series of a run from the phase files of its ranks; ``failed`` is why it ended before its time."""
     found = {rank: _series(each) for rank, each in records.items()}
     killed = [rank for rank, each in records.items() if not each.is_closed]
     missing = next((rank for rank in range(world_size or 0) if rank not in records), None)
     why = None
-    if killed:
+    if failed is not None:
+        why = f"the training failed ({failed})"
+    elif killed:
         why = f"rank {killed[0]} did not finish its phases"
     elif missing is not None:
         why = f"rank {missing} of {world_size} is missing"

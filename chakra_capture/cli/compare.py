@@ -127,7 +127,7 @@ def _read(path: Path) -> "RunSteps":
         )
     records = {rank: read_phases(file) for rank, file in run.phase_files.items()}
     sizes = [each.world_size for each in run.manifests.values()] + [each.world_size for each in records.values()]
-    return run_steps(str(path), records, max((size for size in sizes if size), default=None))
+    return run_steps(str(path), records, max((size for size in sizes if size), default=None), run.why_failed)
 
 
 def _of_summary(path: Path) -> "RunSteps":

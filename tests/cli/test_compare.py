@@ -326,3 +326,15 @@ def test_C5_model_that_is_called_twice_for_a_batch_is_slower_not_of_two_batches(
     one, twice = calling(tmp_path / "1", 1, 1, 1, 1), calling(tmp_path / "2", 1, 2, 1, 2)
     found = result(one, twice)
     assert (found["verdict"], found["per_batch"], found["change"]) == ("slower", False, pytest.approx(1))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_C4_training_that_failed_is_not_whole_though_its_phases_were_followed_to_the_end(
+    side: int, tmp_path: Path
+) -> None:
+    runs = [write(tmp_path / "a"), write(tmp_path / "b")]
+    head = {"world_size": 1, "rank": 0, "reason": "exception", "detail": "ValueError: no batch"}
+    (runs[side] / "0_run" / "rank-0.json").write_text(json.dumps(head))
+    done = run("compare", *runs, "--max-regression", "5", "--json")
+    reason = f"{runs[side]}: the training failed (rank 0: ValueError: no batch)"
+    assert (done.code, json.loads(done.out)["reason"]) == (3, reason)

@@ -150,6 +150,16 @@ def test_device_times_that_no_step_has_are_not_known(tmp_path, name, ns):
     assert (metrics["step_time_ms"], metrics["step_time_gpu_ms"], metrics["forward_ms"]) == (95, None, 30)
 
 
+def test_A4_device_time_between_steps_is_not_known_where_a_part_of_it_is_not(tmp_path):
+    # Between the batches of a step the device is timed, between two steps it is not.
+    inside = step(0, **USUAL, validation=5) | {"device_ns": {"(step)": 90 * MS, "validation": 4 * MS}}
+    both = step(1, gap={"validation": 50}, **USUAL, validation=5) | {"device_ns": {"validation": 4 * MS}}
+    for lines, known in (([inside], 4 * MS), ([inside, both], 4 * MS), ([both], None)):
+        write(tmp_path, *lines, CLOSE)
+        (row,) = [row for row in shown(tmp_path)[0]["phases"]["0"]["table"] if row["phase"] == "validation"]
+        assert row["device_mean_ns"] == known
+
+
 def test_A7_incomplete_data_is_promoted_as_no_verdict(tmp_path):
     parts = {"input_wait": 5, "forward": 45, "backward": 45}
     write(tmp_path, measures(optimizer="not wrapped"), *(step(number, **parts) for number in range(20)), CLOSE)
