@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from statistics import median_low
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,10 +17,19 @@ SCHEMA_VERSION = 1
 STEP = "step"
 RESIDUAL = "residual"
 MEDIAN, LOWEST = "median", "lowest 10th percentile"
-# Each is called once per batch; what is timed of it tells how many batches a step takes.
+# Each is called once per batch, as a rule, which tells how many batches a step takes.
 _PER_BATCH = (INPUT_WAIT, "forward", "backward", "iteration")
+# Steps of runs of one program, of which one is a little longer, take as many batches but for this part.
+_AS_MANY = 0.01
 
 Float = npt.NDArray[np.float64]
+
+
+class Batches(NamedTuple):
+    """Micro-batches of a step: the mean, and whether all steps have as many."""
+
+    mean: float
+    are_even: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +39,19 @@ class RunSteps:
     Attributes:
         label: what the run is called.
         ranks: by rank the series of each domain: the step, its phases, the residual.
-        batches: micro-batches of a step; None where nothing tells, or not all steps have as many.
+        batches: None where nothing tells.
         world_size: ranks of the job; None where nothing tells.
         averages: of a run of which only averages are known (a summary of TraceML's); then there are no series.
+        schema_version: of such a summary.
         incomplete: why the run is not whole; None if it is.
     """
 
     label: str
     ranks: Mapping[int, Mapping[str, Float]]
-    batches: int | None = None
+    batches: Batches | None = None
     world_size: int | None = None
     averages: Mapping[str, float] = field(default_factory=dict)
+    schema_version: float | str | None = None
     incomplete: str | None = None
 
     def series(self, domain: str) -> Float:
@@ -112,27 +124,38 @@ class Comparison:
         }
 
 
-def run_steps(label: str, records: Mapping[int, PhaseRecords], world_size: int | None = None) -> RunSteps:
-    """Gather the series of a run from the phase files of its ranks."""
+def run_steps(
+    label: str, records: Mapping[int, PhaseRecords], world_size: int | None = None, failed: str | None = None
+) -> RunSteps:
+    """Gather the series of a run from the phase files of its ranks; ``failed`` is why it ended before its time."""
     found = {rank: _series(each) for rank, each in records.items()}
-    counts = {batches for _, batches in found.values()}
     killed = [rank for rank, each in records.items() if not each.is_closed]
-    missing = sorted(set(range(world_size or 0)) - set(records))
+    missing = next((rank for rank in range(world_size or 0) if rank not in records), None)
     why = None
-    if killed:
+    if failed is not None:
+        why = f"the training failed ({failed})"
+    elif killed:
         why = f"rank {killed[0]} did not finish its phases"
-    elif missing:
-        why = f"rank {missing[0]} of {world_size} is missing"
+    elif missing is not None:
+        why = f"rank {missing} of {world_size} is missing"
     return RunSteps(
         label,
         {rank: series for rank, (series, _) in found.items()},
-        counts.pop() if len(counts) == 1 else None,
+        _of_ranks([batches for _, batches in found.values()]),
         world_size,
         incomplete=why,
     )
 
 
-def _series(records: PhaseRecords) -> tuple[dict[str, Float], int | None]:
+def _of_ranks(found: Sequence[Batches | None]) -> Batches | None:
+    known = [each for each in found if each is not None]
+    if len(known) < len(found) or not known:
+        return None
+    are_even = known[0].are_even and len(set(known)) == 1
+    return Batches(sum(each.mean for each in known) / len(known), are_even)
+
+
+def _series(records: PhaseRecords) -> tuple[dict[str, Float], Batches | None]:
     """The step, its phases and the residual of whole steps that are neither profiled nor the first."""
     steps = records.work.filter(USUAL)
     rows, work = steps["row"], steps["work_ns"].to_numpy().astype(np.float64)
@@ -142,7 +165,8 @@ def _series(records: PhaseRecords) -> tuple[dict[str, Float], int | None]:
     names = [name for name in phases["phase"].unique().to_list() if not untimed.mask(name, rows).any()]
     timed = {name: _of_phase(phases, rows, name) for name in names}
     residual = {RESIDUAL: work - sum(timed.values())} if timed else {}
-    return {STEP: work, **timed, **residual}, _batches(phases, rows)
+    # A phase of the user's own may be called as one of ours.
+    return {**timed, STEP: work, **residual}, _batches(phases, rows)
 
 
 def _of_phase(phases: pl.DataFrame, rows: pl.Series, name: str) -> Float:
@@ -151,24 +175,29 @@ def _of_phase(phases: pl.DataFrame, rows: pl.Series, name: str) -> Float:
     return joined["dur_ns"].fill_null(0).to_numpy().astype(np.float64)
 
 
-def _batches(phases: pl.DataFrame, rows: pl.Series) -> int | None:
-    """Micro-batches of a step, by how often its phases were called; None if steps differ."""
+def _batches(phases: pl.DataFrame, rows: pl.Series) -> Batches | None:
+    """Micro-batches of a step, by how often most of its phases were called.
+
+    One request may be for all batches of a step, and a model may be called more than once for one.
+    """
+    found = []
     for name in _PER_BATCH:
-        calls = phases.filter(phase=name)["num_calls"]
-        if len(calls) == len(rows) and len(calls) and calls.n_unique() == 1:
-            return int(calls[0])
-    return None
+        calls = phases.filter(phase=name)["num_calls"].to_list()
+        if len(calls) == len(rows) and calls and min(calls) > 0:
+            found.append(Batches(sum(calls) / len(calls), len(set(calls)) == 1))
+    return median_low(found) if found else None
 
 
 def compare(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> Comparison:
     """Compare two sides of one run, or of several runs each."""
     sides = (first, second)
     labels = ", ".join(run.label for run in first), ", ".join(run.label for run in second)
-    per_batch = {run.batches for side in sides for run in side}
-    scales = [[1.0 if len(per_batch) == 1 else 1.0 / (run.batches or 1) for run in side] for side in sides]
+    batches = {run.batches for side in sides for run in side}
+    per_batch = len(batches) > 1 and all(each is not None and each.are_even for each in batches)
+    scales = [[1.0 / run.batches.mean if per_batch and run.batches else 1.0 for run in side] for side in sides]
     domains = [name for name in first[0].domains if name in second[0].domains]
     rows = [_row(name, sides, scales) for name in domains]
-    refusal = _refusal(sides, per_batch)
+    refusal = _refusal(sides, batches)
     whole = next((row.change for row in rows if row.domain == STEP), Change(Verdict.inconclusive, None))
     if refusal is None and not rows:
         refusal = "the sides have no step time in common"
@@ -181,7 +210,7 @@ def compare(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> Comparison
         statistic=LOWEST if _has_several(sides) else MEDIAN,
         dominant=dominant,
         rows=(*rows, *_rank_rows(sides, scales)),
-        per_batch=len(per_batch) > 1 and None not in per_batch,
+        per_batch=per_batch,
         notes=tuple(_notes(sides)),
     )
 
@@ -222,7 +251,7 @@ def _of_averages(first: float | None, second: float | None) -> Change:
     return Change(Verdict.inconclusive, second / first - 1, reason=reason)
 
 
-def _refusal(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], per_batch: set[int | None]) -> str | None:
+def _refusal(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], batches: set[Batches | None]) -> str | None:
     """Why the sides must not be judged, whatever their times are."""
     sizes = {run.world_size for side in sides for run in side if run.world_size is not None}
     if len(sizes) > 1:
@@ -230,8 +259,14 @@ def _refusal(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], per_batch: se
     incomplete = [f"{run.label}: {run.incomplete}" for side in sides for run in side if run.incomplete]
     if incomplete:
         return incomplete[0]
-    if len(per_batch) > 1 and None in per_batch:
+    known = [each for each in batches if each is not None]
+    if known and None in batches:
         return "how many batches a step takes is known of some runs only, and may differ"
+    least, most = (bound((each.mean for each in known), default=1.0) for bound in (min, max))
+    kinds = {each.are_even for each in known}
+    # Of uneven steps medians tell nothing unless both sides mix them alike.
+    if False in kinds and (True in kinds or most > (1 + _AS_MANY) * least):
+        return f"how many batches a step takes differs within a run and between runs (means {least:.2f} to {most:.2f})"
     return None
 
 
@@ -259,6 +294,8 @@ def _dominant(rows: list[Row]) -> str | None:
 
 def _notes(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]]) -> list[str]:
     only = [set(sides[at][0].domains) - set(sides[1 - at][0].domains) for at in (0, 1)]
-    return [
+    schemas = {str(run.schema_version) for side in sides for run in side if run.schema_version is not None}
+    notes = [f"the summaries have different schemas: {' and '.join(sorted(schemas))}"] if len(schemas) > 1 else []
+    return notes + [
         f"measured of {sides[at][0].label} alone: {', '.join(sorted(names))}" for at, names in enumerate(only) if names
     ]

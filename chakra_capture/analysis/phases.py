@@ -80,7 +80,7 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
     places = pl.when(between).then(pl.lit("between")).otherwise(pl.lit("step")).alias("place")
     parts = phases.group_by("row", places, "phase").agg(
         pl.col("dur_ns").sum(), pl.col("num_calls").sum(), pl.col("device_ns").sum().alias("device_ns"),
-        pl.col("device_ns").is_not_null().any().alias("on_device"),
+        pl.col("device_ns").is_not_null().all().alias("on_device"),
     )  # fmt: skip
     sums = parts.group_by("row", "place").agg(pl.col("dur_ns").sum())
     wall = counted.select(

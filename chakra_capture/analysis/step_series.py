@@ -56,23 +56,22 @@ def step_series(rank: int, records: PhaseRecords, most_steps: int) -> StepSeries
     steps = whole.filter(USUAL).unique(_KEYS, keep="last", maintain_order=True)
     steps = steps.tail(most_steps)
     phases = records.phases.filter(pl.col("row").is_in(steps["row"].implode()))
-    inside = phases.filter(~pl.col("in_gap"))
     table = steps.select("row", *_KEYS, "ts_ns", "dur_ns", "gap_ns", "device_ns", "rss_bytes")
     untimed = Untimed(records)
     last = whole["step"].max()
     return StepSeries(
         rank=rank,
         cpu=_cpu(table, phases, untimed),
-        device=_parts(table, inside, untimed, "device_ns"),
+        device=_parts(table, phases, untimed, "device_ns"),
         memory=records.memory.join(steps.select("row", *_KEYS), on="row", validate="1:1", maintain_order="left"),
-        rest_names=_rest_names(inside, steps),
+        rest_names=_rest_names(phases.filter(~pl.col("in_gap")), steps),
         num_recorded=whole.height,
         last_step=last if isinstance(last, int) else None,
     )
 
 
 def _cpu(table: pl.DataFrame, phases: pl.DataFrame, untimed: Untimed) -> pl.DataFrame:
-    parts = _parts(table, phases.filter(~pl.col("in_gap")), untimed, "dur_ns")
+    parts = _parts(table, phases, untimed, "dur_ns")
     sums = table.select("row", "ts_ns", "rss_bytes", "dur_ns", pl.col("gap_ns").fill_null(0))
     for name in (*BETWEEN_STEPS, RECORDING):
         mine = phases.filter(pl.col("phase") == name)
@@ -88,20 +87,23 @@ def _cpu(table: pl.DataFrame, phases: pl.DataFrame, untimed: Untimed) -> pl.Data
     return parts.join(sums.drop("dur_ns", "gap_ns", "in_gap", RECORDING), on="row", validate="1:1").drop("row")
 
 
-def _parts(table: pl.DataFrame, inside: pl.DataFrame, untimed: Untimed, time: str) -> pl.DataFrame:
-    """Each part of each step on one clock; a part that any time is missing of is null."""
+def _parts(table: pl.DataFrame, phases: pl.DataFrame, untimed: Untimed, time: str) -> pl.DataFrame:
+    """Each part of each step on one clock; a part that any time is missing of is null, as is one of before the step."""
+    inside, before = (phases.filter(pl.col("in_gap") == in_gap) for in_gap in (False, True))
     found = table.select("row", *_KEYS, pl.col(time).cast(pl.Float64).alias(STEP))
     # polars sums nulls as 0: on the device's clock a part that is known in part is not known.
     total = pl.when(pl.col(time).is_not_null().all()).then(pl.col(time).sum()).cast(pl.Float64)
     between = inside.filter(pl.col("phase").is_in(BETWEEN_STEPS)).group_by("row").agg(total.alias("between"))
     between = between.with_columns(pl.col("between").fill_null(float("nan")))
     found = _joined(found, between).with_columns(pl.col(STEP) - pl.col("between").fill_null(0)).drop("between")
-    found = found.with_columns(pl.col(STEP).fill_nan(None))
+    # What comes between batches cannot take longer than the step: such times are not those of one step.
+    found = found.with_columns(pl.when(pl.col(STEP).fill_nan(None) >= 0).then(pl.col(STEP)))
     for name in PHASE_NAMES:
         mine = inside.filter(pl.col("phase") == name).group_by("row").agg(total.fill_null(float("nan")).alias(name))
         found = _joined(found, mine)
         if name not in _IN_EVERY_STEP:
-            found = found.with_columns(_known_zero(name, untimed, found["row"]))
+            outside = before.filter(pl.col("phase") == name)["row"]
+            found = found.with_columns(_known_zero(name, untimed, found["row"], outside))
         found = found.with_columns(pl.col(name).fill_nan(None))
     found = found.with_columns(
         (pl.col(STEP) - pl.col(INPUT_WAIT)).clip(lower_bound=0).alias(TRACED),
@@ -112,9 +114,11 @@ def _parts(table: pl.DataFrame, inside: pl.DataFrame, untimed: Untimed, time: st
     return found if time == "dur_ns" else found.drop("row")
 
 
-def _known_zero(name: str, untimed: Untimed, rows: pl.Series) -> pl.Expr:
-    """Of steps without a phase that was timed in them it took no time."""
+def _known_zero(name: str, untimed: Untimed, rows: pl.Series, outside: pl.Series | None = None) -> pl.Expr:
+    """Of steps without a phase that was timed in them it took no time; not of those that had it ``outside``."""
     is_timed = ~untimed.mask(name, rows)
+    if outside is not None:
+        is_timed &= ~rows.is_in(outside.implode())
     return pl.when(pl.col(name).is_null() & pl.lit(is_timed)).then(0.0).otherwise(pl.col(name)).alias(name)
 
 

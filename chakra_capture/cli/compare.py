@@ -125,9 +125,9 @@ def _read(path: Path) -> "RunSteps":
         raise TraceFileError(
             f"{path} has no step phases to compare. Record with phases on (the default), or give final_summary.json."
         )
-    sizes = [head.world_size for head in run.manifests.values() if head.world_size]
     records = {rank: read_phases(file) for rank, file in run.phase_files.items()}
-    return run_steps(str(path), records, max(sizes, default=None))
+    sizes = [each.world_size for each in run.manifests.values()] + [each.world_size for each in records.values()]
+    return run_steps(str(path), records, max((size for size in sizes if size), default=None), run.why_failed)
 
 
 def _of_summary(path: Path) -> "RunSteps":
@@ -146,6 +146,7 @@ def _of_summary(path: Path) -> "RunSteps":
 
     class Summary(msgspec.Struct):
         step_time: Section
+        schema_version: float | str | None = None
         meta: Meta = msgspec.field(default_factory=Meta)
 
     try:
@@ -156,7 +157,8 @@ def _of_summary(path: Path) -> "RunSteps":
         ) from error
     found = summary.step_time.overall.average
     averages = {ours: value * 1e6 for name, ours in _TRACEML.items() if (value := found.get(name)) is not None}
-    return RunSteps(str(path), {}, world_size=summary.meta.world_size, averages=averages)
+    schema = summary.schema_version
+    return RunSteps(str(path), {}, world_size=summary.meta.world_size, averages=averages, schema_version=schema)
 
 
 def _write(folder: Path, result: "Comparison") -> None:

@@ -19,7 +19,8 @@ from chakra_capture.errors import TraceFileError
 # Sums of three of them stay within 64 bits.
 _Count = Annotated[int, msgspec.Meta(ge=-(2**61), le=2**61)]
 # A duration, or how often; a year has fewer ns.
-_Amount = Annotated[int, msgspec.Meta(ge=0, le=2**55)]
+_MOST = 2**55
+_Amount = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 # The training half writes 65 names at most; with more, a line is none of ours, and neither is one of further names.
 _MOST_IN_LINE, _MOST_NAMES = 65, 1000
 _MOST_BATCHES = 64
@@ -350,7 +351,9 @@ class _Rows:
         return [(self._fit, self.steps.height, name, why) for name, why in told]
 
     def add(self, line: _Step) -> None:
-        row, device = self.steps.height, line.device_ns or {}
+        # Events of two streams tell no time: what they give may be below 0.
+        device = {name: ns for name, ns in (line.device_ns or {}).items() if 0 <= ns <= _MOST}
+        row = self.steps.height
         gap_ns = line.gap.ns if line.gap is not None else None
         flags = [name in line.flags for name in (PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED)]
         whole = device.get(WHOLE_STEP)

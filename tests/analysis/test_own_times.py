@@ -33,10 +33,10 @@ def test_what_is_in_no_phase_may_be_what_makes_a_rank_late_once_its_waiting_is_t
     assert late(rank(forward=30), rank(forward=30, rest=40)) == LatePhase(None, 40, 0)
 
 
-@pytest.mark.parametrize(("num_longer", "is_said"), [(7, False), (8, True)])
-def test_phase_is_longer_in_8_of_10_steps(num_longer, is_said):
-    mine = rank(num_longer, forward=50) | {step: rank(1)[0] for step in range(num_longer, 10)}
-    assert (late(rank(forward=30), mine) is not None) == is_said
+@pytest.mark.parametrize(("num_longer", "is_said"), [(79, False), (80, True)])
+def test_phase_is_longer_in_80_of_100_steps(num_longer, is_said):
+    mine = rank(num_longer, forward=50) | {step: rank(1)[0] for step in range(num_longer, 100)}
+    assert (late(rank(100, forward=30), mine) is not None) == is_said
 
 
 def test_others_are_their_median_and_ranks_without_a_common_step_say_nothing():

@@ -193,3 +193,148 @@ def test_half_a_line_at_the_end_is_left_out(tmp_path: Path) -> None:
     path = b / "0_phases" / "rank-0.jsonl"
     path.write_text(path.read_text() + '{"kind": "st')
     assert result(a, b)["verdict"] == "same"
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "0_phases" / "rank-0.jsonl").read_text().splitlines()]
+
+
+def accumulating(folder: Path, groups: list[int], steps: int = 60) -> Path:
+    """A run of which each step takes the next number of batches, of 30 us each, and an update of 10 us."""
+    write(folder, steps=steps)
+    lines = lines_of(folder)
+    for line in lines[2:-1]:
+        calls = groups[line["step"] % len(groups)]
+        line |= {"ns": 30_000 * calls + 10_500, "phases": {"forward": [30_000 * calls, calls], "checkpoint": [500, 1]}}
+    (folder / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("groups", [[2], [3, 3, 3, 1], [2, 2, 2, 1]])
+def test_C5_runs_whose_steps_take_other_numbers_of_batches_one_by_one_are_refused(groups, tmp_path: Path) -> None:
+    uneven, other = accumulating(tmp_path / "a", [3, 1]), accumulating(tmp_path / "b", groups)
+    for sides in ((uneven, other), (other, uneven)):
+        found = result(*sides)
+        # Two batches each are as many as three and one in the mean, and yet medians of them are not alike.
+        assert (found["verdict"], found["per_batch"]) == ("inconclusive", False)
+        assert "how many batches a step takes differs" in found["reason"]
+
+
+def test_C5_runs_that_accumulate_alike_are_compared_though_their_steps_are_uneven(tmp_path: Path) -> None:
+    a, b = accumulating(tmp_path / "a", [3, 3, 3, 1], 60), accumulating(tmp_path / "b", [3, 3, 3, 1], 64)
+    assert result(a, b)["verdict"] == "same"
+
+
+def test_C5_rows_of_ranks_are_per_batch_too(tmp_path: Path) -> None:
+    one, three = tmp_path / "one", tmp_path / "three"
+    for rank in (0, 1):
+        write(one, rank=rank, world_size=2)
+        write(three, rank=rank, world_size=2, calls=3, seed=7)
+    found = result(one, three)
+    assert found["per_batch"]
+    by_rank = [row["second_ns"] for row in found["rows"] if row["rank"] is not None]
+    assert by_rank == [pytest.approx(40_000, rel=0.01)] * 2
+
+
+def test_C3_summaries_of_different_schemas_are_compared_with_a_note(tmp_path: Path) -> None:
+    paths = []
+    for version in (1.8, 1.9):
+        paths.append(tmp_path / f"{version}.json")
+        content = {"schema_version": version, "step_time": {"global": {"average": {"step_time_ms": 1.0}}}}
+        paths[-1].write_text(json.dumps(content))
+    assert result(*paths)["notes"] == ["the summaries have different schemas: 1.8 and 1.9"]
+    assert result(paths[0], paths[0])["notes"] == []
+    assert "note: the summaries have different schemas" in run("compare", *paths).out
+
+
+def test_C4_what_cannot_be_told_writes_its_artifacts_too(tmp_path: Path) -> None:
+    a, killed = write(tmp_path / "a"), write(tmp_path / "killed", closed=False)
+    for number, sides in enumerate(((a, killed), (killed, a))):
+        done = run("compare", *sides, "--max-regression", "5", "-o", tmp_path / f"out{number}")
+        assert done.code == 3
+        assert (tmp_path / f"out{number}" / "compare.txt").read_text() == done.out
+        assert json.loads((tmp_path / f"out{number}" / "compare.json").read_text())["verdict"] == "inconclusive"
+
+
+def test_C4_artifacts_are_written_before_anything_is_printed(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", forward=36_000, seed=7)
+    (tmp_path / "file").write_text("")
+    done = run("compare", a, b, "--max-regression", "5", "-o", tmp_path / "file")
+    assert done.out == ""
+    refused(done, "cannot be written")
+
+
+@pytest.mark.parametrize("opened", [2, 2**61])
+def test_C4_rank_that_is_missing_is_known_from_the_phase_files_alone(opened: int, tmp_path: Path) -> None:
+    a = write(tmp_path / "a", world_size=opened)
+    (a / "0_run" / "rank-0.json").unlink()
+    done = run("compare", a, a, "--json")
+    assert (done.code, json.loads(done.out)["reason"]) == (3, f"{a}: rank 1 of {opened} is missing")
+
+
+@pytest.mark.parametrize(("limit", "code"), [("24.9", 4), ("25", 0), ("25.1", 0)])
+def test_C4_a_change_of_the_limit_itself_passes(limit: str, code: int, tmp_path: Path) -> None:
+    sides: list[list[Path]] = [[], []]
+    for side, work in enumerate((40_000, 50_000)):
+        for number in range(3):
+            sides[side].append(write(tmp_path / f"{side}{number}"))
+            lines = lines_of(sides[side][-1])
+            for line in lines[4:-1]:
+                line |= {"ns": work, "phases": {"forward": [work // 2, 1]}}
+            path = sides[side][-1] / "0_phases" / "rank-0.jsonl"
+            path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = run("compare", "--runs", *sides[0], "--vs", *sides[1], "--max-regression", limit, "--json")
+    assert (done.code, json.loads(done.out)["change"]) == (code, 0.25)
+
+
+def test_C4_change_within_noise_passes_a_gate_of_0(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", forward=30_600, seed=7)
+    done = run("compare", a, b, "--max-regression", "0", "--json")
+    assert (done.code, json.loads(done.out)["verdict"]) == (0, "same")
+    assert json.loads(done.out)["change"] > 0
+
+
+def test_C2_step_alone_has_a_verdict(tmp_path: Path) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", forward=36_000, seed=7)
+    for folder in (a, b):
+        lines = [line | ({"phases": {}} if line["kind"] == "step" else {}) for line in lines_of(folder)]
+        (folder / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = result(a, b)
+    assert [row["domain"] for row in found["rows"]] == ["step"]
+    assert (found["verdict"], found["dominant"]) == ("slower", None)
+
+
+def calling(folder: Path, input_wait: int, forward: int, backward: int, batches: int) -> Path:
+    """A run whose phases are called so often in a step of so many batches of 40 us."""
+    write(folder)
+    lines = lines_of(folder)
+    calls = {"input_wait": input_wait, "forward": forward, "backward": backward}
+    for line in lines[2:-1]:
+        phases = {name: [10_000 * batches, number] for name, number in calls.items()}
+        line |= {"ns": 40_000 * batches, "phases": phases}
+    (folder / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_C5_one_request_for_all_batches_of_a_step_does_not_hide_how_many_they_are(tmp_path: Path) -> None:
+    one, three = calling(tmp_path / "1", 1, 1, 1, 1), calling(tmp_path / "3", 1, 3, 3, 3)
+    found = result(one, three)
+    assert (found["verdict"], found["per_batch"], found["change"]) == ("same", True, pytest.approx(0))
+
+
+def test_C5_model_that_is_called_twice_for_a_batch_is_slower_not_of_two_batches(tmp_path: Path) -> None:
+    one, twice = calling(tmp_path / "1", 1, 1, 1, 1), calling(tmp_path / "2", 1, 2, 1, 2)
+    found = result(one, twice)
+    assert (found["verdict"], found["per_batch"], found["change"]) == ("slower", False, pytest.approx(1))
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_C4_training_that_failed_is_not_whole_though_its_phases_were_followed_to_the_end(
+    side: int, tmp_path: Path
+) -> None:
+    runs = [write(tmp_path / "a"), write(tmp_path / "b")]
+    head = {"world_size": 1, "rank": 0, "reason": "exception", "detail": "ValueError: no batch"}
+    (runs[side] / "0_run" / "rank-0.json").write_text(json.dumps(head))
+    done = run("compare", *runs, "--max-regression", "5", "--json")
+    reason = f"{runs[side]}: the training failed (rank 0: ValueError: no batch)"
+    assert (done.code, json.loads(done.out)["reason"]) == (3, reason)
