@@ -2,34 +2,25 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import median_low
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from chakra_capture.analysis.batches import Batches, batch_sizes, batches_of
 from chakra_capture.analysis.noise import Change, Verdict, compare_runs, compare_series, lowest
-from chakra_capture.annotations import BETWEEN_STEPS, INPUT_WAIT, PHASE_NAMES
+from chakra_capture.annotations import BETWEEN_STEPS, PHASE_NAMES
 from chakra_capture.trace.phase_records import USUAL, PhaseRecords, Untimed
 
 SCHEMA_VERSION = 1
 STEP = "step"
 RESIDUAL = "residual"
 MEDIAN, LOWEST = "median", "lowest 10th percentile"
-# Each is called once per batch, as a rule, which tells how many batches a step takes.
-_PER_BATCH = (INPUT_WAIT, "forward", "backward", "iteration")
 # Steps of runs of one program, of which one is a little longer, take as many batches but for this part.
 _AS_MANY = 0.01
 
 Float = npt.NDArray[np.float64]
-
-
-class Batches(NamedTuple):
-    """Micro-batches of a step: the mean, and whether all steps have as many."""
-
-    mean: float
-    are_even: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +31,7 @@ class RunSteps:
         label: what the run is called.
         ranks: by rank the series of each domain: the step, its phases, the residual.
         batches: None where nothing tells.
+        batch_size: samples of a batch; None where nothing tells, or not all that were looked at hold as many.
         world_size: ranks of the job; None where nothing tells.
         averages: of a run of which only averages are known (a summary of TraceML's); then there are no series.
         schema_version: of such a summary.
@@ -53,6 +45,7 @@ class RunSteps:
     averages: Mapping[str, float] = field(default_factory=dict)
     schema_version: float | str | None = None
     incomplete: str | None = None
+    batch_size: int | None = None
 
     def series(self, domain: str) -> Float:
         """One series of the run: of each step that all ranks have the slowest one's."""
@@ -96,6 +89,7 @@ class Comparison:
         dominant: the part of a step whose time changed most in ns; None without a change.
         rows: the step first, then its parts; then the step of each rank.
         per_batch: the sides have steps of different numbers of batches, so all is per batch.
+        per_sample: the sides have batches of different sizes, so all is per sample.
     """
 
     labels: tuple[str, str]
@@ -106,6 +100,7 @@ class Comparison:
     dominant: str | None
     rows: tuple[Row, ...]
     per_batch: bool
+    per_sample: bool
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -119,6 +114,7 @@ class Comparison:
             "statistic": self.statistic,
             "dominant": self.dominant,
             "per_batch": self.per_batch,
+            "per_sample": self.per_sample,
             "rows": [row.as_json() for row in self.rows],
             "notes": list(self.notes),
         }
@@ -144,7 +140,14 @@ def run_steps(
         _of_ranks([batches for _, batches in found.values()]),
         world_size,
         incomplete=why,
+        batch_size=_size_of_all([batch_sizes(each.steps) for each in records.values()]),
     )
+
+
+def _size_of_all(found: Sequence[tuple[int, int] | None]) -> int | None:
+    sizes = set(found)
+    least, most = next(iter(sizes), None) or (0, 0)
+    return least if len(sizes) == 1 and 0 < least == most else None
 
 
 def _of_ranks(found: Sequence[Batches | None]) -> Batches | None:
@@ -166,7 +169,7 @@ def _series(records: PhaseRecords) -> tuple[dict[str, Float], Batches | None]:
     timed = {name: _of_phase(phases, rows, name) for name in names}
     residual = {RESIDUAL: work - sum(timed.values())} if timed else {}
     # A phase of the user's own may be called as one of ours.
-    return {**timed, STEP: work, **residual}, _batches(phases, rows)
+    return {**timed, STEP: work, **residual}, batches_of(phases, rows)
 
 
 def _of_phase(phases: pl.DataFrame, rows: pl.Series, name: str) -> Float:
@@ -175,26 +178,16 @@ def _of_phase(phases: pl.DataFrame, rows: pl.Series, name: str) -> Float:
     return joined["dur_ns"].fill_null(0).to_numpy().astype(np.float64)
 
 
-def _batches(phases: pl.DataFrame, rows: pl.Series) -> Batches | None:
-    """Micro-batches of a step, by how often most of its phases were called.
-
-    One request may be for all batches of a step, and a model may be called more than once for one.
-    """
-    found = []
-    for name in _PER_BATCH:
-        calls = phases.filter(phase=name)["num_calls"].to_list()
-        if len(calls) == len(rows) and calls and min(calls) > 0:
-            found.append(Batches(sum(calls) / len(calls), len(set(calls)) == 1))
-    return median_low(found) if found else None
-
-
 def compare(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> Comparison:
     """Compare two sides of one run, or of several runs each."""
     sides = (first, second)
     labels = ", ".join(run.label for run in first), ", ".join(run.label for run in second)
     batches = {run.batches for side in sides for run in side}
-    per_batch = len(batches) > 1 and all(each is not None and each.are_even for each in batches)
-    scales = [[1.0 / run.batches.mean if per_batch and run.batches else 1.0 for run in side] for side in sides]
+    sizes = {run.batch_size for side in sides for run in side}
+    is_known = all(each is not None and each.are_even for each in batches)
+    per_batch = len(batches) > 1 and is_known
+    per_sample = len(sizes) > 1 and None not in sizes and is_known
+    scales = [[_scale(run, per_batch=per_batch, per_sample=per_sample) for run in side] for side in sides]
     domains = [name for name in first[0].domains if name in second[0].domains]
     rows = [_row(name, sides, scales) for name in domains]
     refusal = _refusal(sides, batches)
@@ -210,9 +203,16 @@ def compare(first: Sequence[RunSteps], second: Sequence[RunSteps]) -> Comparison
         statistic=LOWEST if _has_several(sides) else MEDIAN,
         dominant=dominant,
         rows=(*rows, *_rank_rows(sides, scales)),
-        per_batch=per_batch,
+        per_batch=per_batch and not per_sample,
+        per_sample=per_sample,
         notes=tuple(_notes(sides)),
     )
+
+
+def _scale(run: RunSteps, *, per_batch: bool, per_sample: bool) -> float:
+    if per_sample and run.batches and run.batch_size:
+        return 1.0 / (run.batches.mean * run.batch_size)
+    return 1.0 / run.batches.mean if per_batch and run.batches else 1.0
 
 
 def _row(domain: str, sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], scales: list[list[float]]) -> Row:
@@ -267,6 +267,9 @@ def _refusal(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]], batches: set[
     # Of uneven steps medians tell nothing unless both sides mix them alike.
     if False in kinds and (True in kinds or most > (1 + _AS_MANY) * least):
         return f"how many batches a step takes differs within a run and between runs (means {least:.2f} to {most:.2f})"
+    samples = {run.batch_size for side in sides for run in side if run.batch_size is not None}
+    if len(samples) > 1 and (not known or False in kinds):
+        return f"batches hold {' and '.join(map(str, sorted(samples)))} samples, and how many a step takes is not known"
     return None
 
 
@@ -296,6 +299,9 @@ def _notes(sides: tuple[Sequence[RunSteps], Sequence[RunSteps]]) -> list[str]:
     only = [set(sides[at][0].domains) - set(sides[1 - at][0].domains) for at in (0, 1)]
     schemas = {str(run.schema_version) for side in sides for run in side if run.schema_version is not None}
     notes = [f"the summaries have different schemas: {' and '.join(sorted(schemas))}"] if len(schemas) > 1 else []
+    sizes = {run.batch_size for side in sides for run in side}
+    if len(sizes) > 1 and None in sizes:
+        notes.append("how many samples a batch holds is known of some runs only, or differs within one")
     return notes + [
         f"measured of {sides[at][0].label} alone: {', '.join(sorted(names))}" for at, names in enumerate(only) if names
     ]

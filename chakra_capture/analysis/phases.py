@@ -6,6 +6,7 @@ from typing import Any
 
 import polars as pl
 
+from chakra_capture.analysis.batches import batch_sizes, batches_of
 from chakra_capture.annotations import BETWEEN_STEPS, PHASE_NAMES
 from chakra_capture.trace.phase_records import USUAL, PhaseRecords, Untimed
 from chakra_capture.trace.schema import Column
@@ -43,6 +44,9 @@ class PhaseSummary:
         profiled_median_ns: the same of steps under the profiler, where there are others to compare with.
         first_ns: the same of the first step of the training.
         steps_per_s: over the wall time; None without any step.
+        batches_per_s: the same, by the batches of a step; None where nothing tells how many these are.
+        samples_per_s: the same; None unless all batches that were looked at hold as many samples.
+        batch_size: samples of the smallest and the largest batch that was looked at; None where none was.
         rss_bytes: largest resident memory of the process that was read; None where it was not.
         wall_ns: of these steps and the time before each.
         coverage: share of the wall time that is in a named phase; None without any step.
@@ -59,6 +63,9 @@ class PhaseSummary:
     profiled_median_ns: float | None
     first_ns: float | None
     steps_per_s: float | None
+    batches_per_s: float | None
+    samples_per_s: float | None
+    batch_size: tuple[int, int] | None
     rss_bytes: int | None
     wall_ns: int
     coverage: float | None
@@ -109,6 +116,10 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
             partly.append(f"{name} is timed in {num_timed} of {num} steps" + (f": {why}" if why else ""))
     rows.insert(_end_of_step(rows), _rest("step", RESIDUAL, rests[RESIDUAL], total))
     rows.append(_rest("between", OTHER, rests[OTHER], total))
+    batches, sizes = batches_of(phases.filter(~between), counted["row"]), batch_sizes(records.steps)
+    per_second = num / total * 1e9 if total else None
+    batches_per_s = per_second * batches.mean if per_second is not None and batches is not None else None
+    is_even = sizes is not None and sizes[0] == sizes[1]
     accounted = total - int(rests[RESIDUAL].sum()) - int(rests[OTHER].sum())
     return PhaseSummary(
         table=pl.DataFrame(rows, schema={column.name: column.dtype for column in SCHEMA}, orient="row"),
@@ -119,7 +130,10 @@ def phase_summary(records: PhaseRecords) -> PhaseSummary:
         step_median_ns=_number(rests["work_ns"].median()),
         profiled_median_ns=None if "under the profiler" not in left_out else _median_work(whole, pl.col("profiled")),
         first_ns=_median_work(whole, pl.col("first") & ~pl.col("profiled")),
-        steps_per_s=num / total * 1e9 if total else None,
+        steps_per_s=per_second,
+        batches_per_s=batches_per_s,
+        samples_per_s=batches_per_s * sizes[0] if batches_per_s is not None and sizes is not None and is_even else None,
+        batch_size=sizes,
         rss_bytes=_largest(records.steps["rss_bytes"]),
         wall_ns=total,
         coverage=accounted / total if total else None,

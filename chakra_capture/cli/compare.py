@@ -190,7 +190,8 @@ def _print(out: "Console", result: "Comparison") -> None:
     out.print(plain(f"A  {result.labels[0]}"), soft_wrap=True)
     out.print(plain(f"B  {result.labels[1]}"), soft_wrap=True)
     out.print()
-    title = f"{result.statistic.capitalize()} of a {'batch' if result.per_batch else 'step'}"
+    unit = "sample" if result.per_sample else "batch" if result.per_batch else "step"
+    title = f"{result.statistic.capitalize()} of a {unit}"
     interval = "95 %" if result.statistic == "median" else "+- noise"
     table = make_table(title, "", "A", "B", "change", interval, "")
     table.columns[0].justify = table.columns[5].justify = "left"

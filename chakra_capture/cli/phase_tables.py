@@ -56,7 +56,10 @@ def _rates(summary: "PhaseSummary") -> list[str]:
     """Steps per second, how the steps that are left out compare, and memory."""
     lines = []
     if summary.steps_per_s is not None:
-        lines.append(f"{summary.steps_per_s:.2f} steps per second")
+        rates = [(summary.steps_per_s, "steps"), (summary.batches_per_s, "batches"), (summary.samples_per_s, "samples")]
+        lines.append(", ".join(f"{rate:.2f} {what}" for rate, what in rates if rate is not None) + " per second")
+    if summary.samples_per_s is None and summary.batch_size is not None:
+        lines.append("batches hold {} to {} samples".format(*summary.batch_size))
     if summary.first_ns is not None:
         lines.append(f"the first step took {duration(summary.first_ns)}")
     if summary.profiled_median_ns is not None and summary.step_median_ns:

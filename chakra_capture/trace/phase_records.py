@@ -44,6 +44,7 @@ STEPS_SCHEMA = pl.Schema(
         "update_skipped": pl.Boolean,
         "rss_bytes": pl.Int64,
         "device_ns": pl.Int64,
+        "batch_size": pl.Int64,
     }
 )
 PHASES_SCHEMA = pl.Schema(
@@ -107,6 +108,7 @@ class _Step(_Line, tag="step"):
     flags: list[str] = msgspec.field(default_factory=list)
     device_ns: dict[str, _Count] | None = None
     rss_bytes: _Amount | None = None
+    batch_size: _Amount | None = None
     device_bytes: _DeviceMemory | None = None
 
 
@@ -134,7 +136,8 @@ class PhaseRecords:
 
     Attributes:
         steps: one row per step, in the order they ended (``STEPS_SCHEMA``); ``fit`` counts trainings of the
-            process, ``ts_ns`` is the begin on the Unix clock as it stood when the training or its window began.
+            process, ``ts_ns`` is the begin on the Unix clock as it stood when the training or its window began;
+            ``batch_size`` is looked at once a second.
         phases: one row per phase of a step, or of the time before it (``in_gap``); ``row`` is the step's row.
         memory: of the device, one row per step that says it (``MEMORY_SCHEMA``); peaks: since the process began.
         measured: (fit, row, phase, None or why it is not measured) from that row of ``steps`` to the end of its fit, or
@@ -358,7 +361,8 @@ class _Rows:
         flags = [name in line.flags for name in (PROFILED, FIRST, PARTIAL, UPDATE_SKIPPED)]
         whole = device.get(WHOLE_STEP)
         ts = None if self._offset_ns is None else line.begin_ns + self._offset_ns
-        self.steps.add(self._fit, line.step, line.begin_ns, ts, line.ns, gap_ns, *flags, line.rss_bytes, whole)
+        told = (line.rss_bytes, whole, line.batch_size)
+        self.steps.add(self._fit, line.step, line.begin_ns, ts, line.ns, gap_ns, *flags, *told)
         if (memory := line.device_bytes) is not None:
             self.memory.add(row, *(getattr(memory, name) for name in memory.__struct_fields__))
         for name, (ns, calls) in line.phases.items():

@@ -21,9 +21,12 @@ def records(
     rows, phases = [], []
     for number, step in enumerate(steps):
         flags = [flag in step.get("flags", ()) for flag in ("profiled", "first", "partial", "update_skipped")]
-        rows.append((step.get("fit", 0), number, 0, None, step["ns"], step.get("gap", 0), *flags, None, None))
+        rows.append(
+            (step.get("fit", 0), number, 0, None, step["ns"], step.get("gap", 0), *flags, None, None, step.get("size"))
+        )
         for in_gap, key in ((False, "phases"), (True, "gap_phases")):
-            phases += [(number, in_gap, name, ns, 1, None) for name, ns in step.get(key, {}).items()]
+            calls = step.get("calls", 1)
+            phases += [(number, in_gap, name, ns, calls, None) for name, ns in step.get(key, {}).items()]
     return PhaseRecords(
         steps=pl.DataFrame(rows, schema=STEPS_SCHEMA, orient="row"),
         phases=pl.DataFrame(phases, schema=PHASES_SCHEMA, orient="row"),
@@ -202,6 +205,29 @@ def test_steps_left_out_are_stated_beside_those_that_count():
     assert (found.step_median_ns, found.profiled_median_ns, found.first_ns) == (200, 600, 800)
     assert found.steps_per_s == pytest.approx(3 / 750 * 1e9)
     assert found.rss_bytes is None
+
+
+def with_batches(*sizes: int | None, calls: int = 3) -> list[dict[str, Any]]:
+    return [{"ns": 80, "gap": 20, "phases": {"forward": 10}, "calls": calls, "size": size} for size in sizes]
+
+
+def test_rates_by_step_batch_and_sample():
+    found = phase_summary(records(with_batches(8, None, None, 8)))
+    # 4 steps of 3 batches of 8 samples in 400 ns.
+    assert (found.steps_per_s, found.batches_per_s, found.samples_per_s) == pytest.approx((1e7, 3e7, 24e7))
+
+
+@pytest.mark.parametrize(
+    ("steps", "batches_per_s", "batch_size"),
+    [
+        (with_batches(8, None, 3), 3e7, (3, 8)),  # the last batch of a set, say
+        (with_batches(None, None), 3e7, None),
+        ([{"ns": 80, "gap": 20, "phases": {"mine": 10}, "size": 8}], None, (8, 8)),  # how many, nothing tells
+    ],
+)
+def test_samples_are_not_stated_where_it_is_not_known_how_many(steps, batches_per_s, batch_size):
+    found = phase_summary(records(steps))
+    assert (found.batches_per_s, found.samples_per_s, found.batch_size) == (batches_per_s, None, batch_size)
 
 
 def test_profiled_steps_alone_are_compared_with_nothing():

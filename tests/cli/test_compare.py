@@ -338,3 +338,47 @@ def test_C4_training_that_failed_is_not_whole_though_its_phases_were_followed_to
     done = run("compare", *runs, "--max-regression", "5", "--json")
     reason = f"{runs[side]}: the training failed (rank 0: ValueError: no batch)"
     assert (done.code, json.loads(done.out)["reason"]) == (3, reason)
+
+
+def holding(folder: Path, samples: object, *, ns_per_sample: int = 1000, calls: int = 1, name: str = "forward") -> Path:
+    """A run of steps whose batches hold so many samples, as far as they say."""
+    write(folder)
+    lines = lines_of(folder)
+    size = samples if isinstance(samples, int) else 8
+    for at, line in enumerate(lines[2:-1]):
+        took = ns_per_sample * size * calls
+        line |= {"ns": took, "phases": {name: [took // 2, calls]}, "gap": {"ns": 0, "phases": {}}}
+        if samples is not None and at % 20 == 0:
+            line["batch_size"] = samples if isinstance(samples, int) else (8, 5)[at > 20]
+    (folder / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_C5_batches_of_other_sizes_are_compared_per_sample(calls: int, tmp_path: Path) -> None:
+    small = holding(tmp_path / "8", 8)
+    large, slow = (holding(tmp_path / f"{ns}", 16, ns_per_sample=ns, calls=calls) for ns in (1000, 1500))
+    found = result(small, large)
+    assert (found["verdict"], found["per_sample"], found["per_batch"]) == ("same", True, False)
+    assert {row["first_ns"] for row in found["rows"] if row["domain"] == "step"} == {1000}
+    found = result(small, slow)
+    assert (found["verdict"], found["change"]) == ("slower", pytest.approx(0.5))
+    assert "of a sample" in run("compare", small, slow).out
+
+
+def test_C5_batches_of_one_size_are_compared_by_step(tmp_path: Path) -> None:
+    found = result(holding(tmp_path / "a", 8), holding(tmp_path / "b", 8))
+    assert (found["verdict"], found["per_sample"], found["per_batch"], found["notes"]) == ("same", False, False, [])
+
+
+@pytest.mark.parametrize("other", [None, "uneven"])
+def test_C5_sizes_that_are_not_known_of_all_are_said_and_not_used(other: object, tmp_path: Path) -> None:
+    found = result(holding(tmp_path / "a", 8), holding(tmp_path / "b", other))
+    assert (found["verdict"], found["per_sample"]) == ("same", False)
+    assert found["notes"] == ["how many samples a batch holds is known of some runs only, or differs within one"]
+
+
+def test_C5_sizes_without_the_number_of_batches_are_no_verdict(tmp_path: Path) -> None:
+    found = result(holding(tmp_path / "a", 8, name="mine"), holding(tmp_path / "b", 16, name="mine"))
+    assert (found["verdict"], found["per_sample"]) == ("inconclusive", False)
+    assert found["reason"] == "batches hold 8 and 16 samples, and how many a step takes is not known"

@@ -51,7 +51,7 @@ between steps
   other             5.00 us   5.00 us   5.00 us   5.0 %    2/2  █
 a step takes 80.00 us (median 80.00 us) without what comes between its batches
 65.0 % of 200.00 us of training is in named phases
-10000.00 steps per second
+10000.00 steps, 10000.00 batches per second
 the first step took 80.00 us
 not in these times: 1 step first of a training
 h2d is not measured: no device to copy to

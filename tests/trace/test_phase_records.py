@@ -17,6 +17,7 @@ FIRST = {
     "kind": "step", "step": 0, "begin_ns": 100, "ns": 50, "phases": {"forward": [20, 1], "input_wait": [5, 2]},
     "spans": [["input_wait", 0, 5], ["forward", 6, 26]], "gap": {"ns": 7, "phases": {"callbacks": [3, 1]}},
     "flags": ["first", "profiled"], "device_ns": {"forward": 11, "(step)": 40}, "rss_bytes": 1000,
+    "batch_size": 16,
 }  # fmt: skip
 SECOND = {"kind": "step", "step": 1, "begin_ns": 200, "ns": 60, "phases": {}, "spans": [], "device_ns": None}
 DROPPED = {"kind": "dropped", "step": 2, "batches": [4, 5], "why": "zeroed"}
@@ -42,8 +43,8 @@ def test_every_line_comes_to_its_place():
     assert found.dropped == [(2, (4, 5), 2, "zeroed")]
     assert (found.num_unreadable, found.is_cut) == (0, False)
     assert found.steps.rows() == [
-        (0, 0, 100, 99, 50, 7, True, True, False, False, 1000, 40),
-        (0, 1, 200, 199, 60, None, False, False, False, False, None, None),
+        (0, 0, 100, 99, 50, 7, True, True, False, False, 1000, 40, 16),
+        (0, 1, 200, 199, 60, None, False, False, False, False, None, None, None),
     ]
     assert found.phases.rows() == [
         (0, False, "forward", 20, 1, 11),
