@@ -63,6 +63,7 @@ def test_steps_and_their_batches_are_those_of_the_script(tmp_path, kind):
     if kind in ("huggingface", "two_loaders"):  # one shuffles, the other gives each number twice
         found, by_hand = [[len(one) for one in each] for each in (found, by_hand)]
     assert found == by_hand
+    assert steps[0].get("batch_size") == (None if kind == "no_loader" else 2)
     # Without a loader nothing says where the last step ends.
     cut = [step["step"] for step in steps if "partial" in step.get("flags", ())]
     assert cut == ([4] if kind == "no_loader" else [])
