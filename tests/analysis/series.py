@@ -33,7 +33,7 @@ def records(steps: Iterable[Mapping[str, Any]], untimed: Mapping[str, str] | Non
         device = each.get("device")
         rows.append(
             (0, each.get("step", number), 0, None, round(each["ms"] * MS), round(sum(gap.values()) * MS), *flags,
-             each.get("rss"), None if device is None else round(device["step"] * MS))
+             each.get("rss"), None if device is None else round(device["step"] * MS), None)
         )  # fmt: skip
         if "memory" in each:
             memory.append((number, *each["memory"]))

@@ -25,7 +25,7 @@ def steps(*rows: tuple[int | None, int]) -> pl.DataFrame:
 def recorded(*rows: tuple[int, int, dict[str, int]], measured: dict[str, str | None]) -> PhaseRecords:
     """Recorded steps of (number, ts_ns, phases); each takes 100 ns."""
     flags = (True, False, False, True)
-    table = [(0, number, 0, ts, 100, 5, *flags, None, None) for number, ts, _ in rows]
+    table = [(0, number, 0, ts, 100, 5, *flags, None, None, None) for number, ts, _ in rows]
     phases = [(row, False, name, ns, 1, None) for row, (_, _, found) in enumerate(rows) for name, ns in found.items()]
     phases += [(row, True, "forward", 1000, 1, None) for row in range(len(rows))]  # in the gap: not the step's
     return PhaseRecords(
