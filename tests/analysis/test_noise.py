@@ -145,7 +145,7 @@ def test_same_is_said_of_an_interval_within_five_percent(sign: int, end: float, 
     # side has no spread, so there are 7 degrees of freedom, whose quantile is 2.3646 in tables.
     spread = 0.03
     half = 2.3646 * spread * (8 / 7) ** 0.5 / 8**0.5
-    middle = np.exp(sign * (np.log1p(end) - half)) - 1 if sign > 0 else np.exp(np.log1p(-end) + half) - 1
+    middle = np.expm1(np.log1p(sign * end) - sign * half)
     change = compare_series(*around(middle, spread))
     assert (change.high if sign > 0 else -change.low) == pytest.approx(end, abs=2e-4)
     assert change.verdict is verdict

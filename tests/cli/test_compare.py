@@ -338,3 +338,19 @@ def test_C4_training_that_failed_is_not_whole_though_its_phases_were_followed_to
     done = run("compare", *runs, "--max-regression", "5", "--json")
     reason = f"{runs[side]}: the training failed (rank 0: ValueError: no batch)"
     assert (done.code, json.loads(done.out)["reason"]) == (3, reason)
+
+
+@pytest.mark.parametrize("flag", ["first", "profiled", "partial"])
+def test_C1_steps_that_did_not_run_as_they_always_do_do_not_count_however_many_they_are(
+    flag: str, tmp_path: Path
+) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", seed=7)
+    lines = lines_of(b)
+    for line in lines[2:42]:
+        line |= {"ns": 900_000, "flags": [flag]}
+    (b / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = result(a, b)
+    assert (found["change"], found["rows"][0]["second_ns"]) == (
+        pytest.approx(0, abs=0.02),
+        pytest.approx(40_000, rel=0.01),
+    )
