@@ -354,3 +354,21 @@ def test_C1_steps_that_did_not_run_as_they_always_do_do_not_count_however_many_t
         pytest.approx(0, abs=0.02),
         pytest.approx(40_000, rel=0.01),
     )
+
+
+def test_C3_run_that_recorded_traces_alone_cannot_be_compared(tmp_path: Path) -> None:
+    (tmp_path / "0_kineto").mkdir()
+    (tmp_path / "0_kineto" / "rank-0.json").write_text("{}")
+    refused(run("compare", tmp_path, tmp_path), "has no step phases to compare")
+
+
+def test_C5_run_of_which_nothing_tells_how_many_batches_a_step_takes_is_not_held_against_one_of_which_it_is_known(
+    tmp_path: Path,
+) -> None:
+    known, silent = write(tmp_path / "known"), write(tmp_path / "silent")
+    lines = [line | ({"phases": {}} if line["kind"] == "step" else {}) for line in lines_of(silent)]
+    (silent / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for sides in ((known, silent), (silent, known)):
+        done = run("compare", *sides, "--json")
+        reason = "how many batches a step takes is known of some runs only, and may differ"
+        assert (done.code, json.loads(done.out)["reason"]) == (3, reason)
