@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from chakra_capture.analysis.noise import FEWEST_STEPS, Verdict, compare_runs, compare_series, student_quantile
+from chakra_capture.analysis.noise import Verdict, compare_runs, compare_series, student_quantile
 
 SEEDS, STEPS = 200, 200
 
@@ -79,7 +79,7 @@ def test_three_percent_is_the_smallest_change(factor: float, verdict: Verdict) -
 
 
 def test_few_steps_and_missing_ones_are_inconclusive_with_the_reason() -> None:
-    steady = np.full(FEWEST_STEPS, 1e7)
+    steady = np.full(24, 1e7)
     assert compare_series(steady, steady).verdict is Verdict.same
     few = compare_series(steady, steady[1:])
     assert (few.verdict, few.change) == (Verdict.inconclusive, 0.0)
