@@ -213,3 +213,9 @@ def test_a_side_is_its_fastest_run() -> None:
     assert (change.verdict, change.change) == (Verdict.slower, pytest.approx(0.2))
     assert compare_runs(runs(100, 101), runs(120, 121, 122)).verdict is Verdict.inconclusive
     assert compare_runs(runs(100, 101, 102), runs(120, 121, 122)).verdict is Verdict.slower
+
+
+def test_a_run_is_its_10th_percentile_however_many_steps_others_on_the_machine_slowed() -> None:
+    quiet, busy = ([np.array([100] * num + [200] * (11 - num)) * 1e6] * 3 for num in (9, 4))
+    change = compare_runs(quiet, busy)
+    assert (change.verdict, change.change) == (Verdict.same, 0.0)
