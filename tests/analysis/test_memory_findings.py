@@ -27,7 +27,7 @@ def test_memory_near_the_capacity_of_the_device(used, severity):
 
 @pytest.mark.parametrize(
     ("skew", "used", "severity"),
-    [(0.19, 0.9, None), (0.2, 0.3, "warn"), (0.2, 0.29, None), (0.3, 0.49, "warn"), (0.29, 0.5, "warn"),
+    [(0.19, 0.9, None), (0.2, 0.3, "warn"), (0.2, 0.295, None), (0.3, 0.49, "warn"), (0.29, 0.5, "warn"),
      (0.3, 0.5, "crit")],
 )  # fmt: skip
 def test_memory_apart_between_ranks_counts_where_it_is_short(skew, used, severity):

@@ -382,3 +382,37 @@ def test_C5_sizes_without_the_number_of_batches_are_no_verdict(tmp_path: Path) -
     found = result(holding(tmp_path / "a", 8, name="mine"), holding(tmp_path / "b", 16, name="mine"))
     assert (found["verdict"], found["per_sample"]) == ("inconclusive", False)
     assert found["reason"] == "batches hold 8 and 16 samples, and how many a step takes is not known"
+
+
+@pytest.mark.parametrize("flag", ["first", "profiled", "partial"])
+def test_C1_steps_that_did_not_run_as_they_always_do_do_not_count_however_many_they_are(
+    flag: str, tmp_path: Path
+) -> None:
+    a, b = write(tmp_path / "a"), write(tmp_path / "b", seed=7)
+    lines = lines_of(b)
+    for line in lines[2:42]:
+        line |= {"ns": 900_000, "flags": [flag]}
+    (b / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = result(a, b)
+    assert (found["change"], found["rows"][0]["second_ns"]) == (
+        pytest.approx(0, abs=0.02),
+        pytest.approx(40_000, rel=0.01),
+    )
+
+
+def test_C3_run_that_recorded_traces_alone_cannot_be_compared(tmp_path: Path) -> None:
+    (tmp_path / "0_kineto").mkdir()
+    (tmp_path / "0_kineto" / "rank-0.json").write_text("{}")
+    refused(run("compare", tmp_path, tmp_path), "has no step phases to compare")
+
+
+def test_C5_run_of_which_nothing_tells_how_many_batches_a_step_takes_is_not_held_against_one_of_which_it_is_known(
+    tmp_path: Path,
+) -> None:
+    known, silent = write(tmp_path / "known"), write(tmp_path / "silent")
+    lines = [line | ({"phases": {}} if line["kind"] == "step" else {}) for line in lines_of(silent)]
+    (silent / "0_phases" / "rank-0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for sides in ((known, silent), (silent, known)):
+        done = run("compare", *sides, "--json")
+        reason = "how many batches a step takes is known of some runs only, and may differ"
+        assert (done.code, json.loads(done.out)["reason"]) == (3, reason)
