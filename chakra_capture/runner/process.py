@@ -5,7 +5,8 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from chakra_capture.config import ChakraProfileConfig, settings_from
 from chakra_capture.errors import ChakraCaptureError
@@ -17,7 +18,7 @@ from chakra_capture.runner.frameworks import Frameworks
 from chakra_capture.runner.imports import when_imported
 from chakra_capture.runner.loop_watch import LoopWatch
 from chakra_capture.runner.plan import Plan
-from chakra_capture.runner.script import Script, find_module, find_script
+from chakra_capture.runner.script import find_module, find_script
 from chakra_capture.runner.torch_calls import TorchCalls
 
 _NOTHING = (
@@ -32,22 +33,25 @@ def main(plan: str, arguments: Sequence[str]) -> None:
     chosen = Plan(**json.loads(plan))
     try:
         settings = settings_from(chosen.settings)
-        script = find_module(chosen.target) if chosen.is_module else find_script(chosen.target)
+        if chosen.is_module:
+            script = find_module(chosen.target, is_path_safe=chosen.is_path_safe)
+        else:
+            script = find_script(chosen.target)
     except ChakraCaptureError as fault:
         say(str(fault))
         sys.exit(1)
     if not settings.enabled:  # CHAKRA_CAPTURE_DISABLED
-        script.run(arguments)
+        script.run(arguments, is_path_safe=chosen.is_path_safe)
         return
     recording = _Recording(chosen, settings)
     recording.watch()
-    _run(script, arguments, recording)
+    _run(partial(script.run, arguments, is_path_safe=chosen.is_path_safe), recording)
 
 
-def _run(script: Script, arguments: Sequence[str], recording: "_Recording") -> None:
+def _run(script: Callable[[], None], recording: "_Recording") -> None:
     me, error = os.getpid(), None
     try:
-        script.run(arguments)
+        script()
     except BaseException as raised:
         error = raised
         raise

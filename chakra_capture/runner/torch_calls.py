@@ -13,7 +13,7 @@ from functools import partial
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from chakra_capture.annotations import FORWARD
+from chakra_capture.annotations import FORWARD, RECORDING
 from chakra_capture.recording.patches import Patch, Replacement
 from chakra_capture.runner.loop_watch import LoopWatch
 
@@ -145,7 +145,9 @@ class TorchCalls:
         self._known |= parameters
         from chakra_capture.integrations.hooks import ModuleCalls
 
+        session.begin_phase(RECORDING)  # it is we who take this time
         found = [ModuleCalls(session, module, around=around) for module, around in _roots_with(parameters)]
+        session.end_phase(RECORDING)
         self._modules += found
         if not self._modules:
             session.measures(FORWARD, "no module holds what the optimizer updates")
