@@ -110,7 +110,7 @@ def run(
         chosen["end_step"] = start_step
     chosen |= {"trace_dir": str(trace_dir), "job_id": run_name} | _given(settings)
     settings_from(chosen)  # wrong ones are said here, before anything starts
-    plan = Plan(target=target, is_module=module, merge=merge, settings=chosen)
+    plan = Plan(target=target, is_module=module, merge=merge, settings=chosen, is_path_safe=sys.flags.safe_path)
     command = plan.command(arguments)
     sys.stdout.flush()
     sys.stderr.flush()

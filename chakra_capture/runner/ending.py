@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from chakra_capture.recording.manifest import Reason
@@ -23,13 +24,19 @@ def show_run(run: Run, *, merge: bool) -> None:
         _command("summary", run)
         return
     text = _text_of(paths.summary)
-    sys.stderr.write(f"{text}\n" if text else "")
+    _write(f"{text}\n" if text else "")
     say(f"more by: chakra-capture summary {paths.trace_dir} --job {paths.job}")
 
 
 def say(text: str) -> None:
     """Tell whoever runs the script, apart from what it prints."""
-    sys.stderr.write(f"chakra-capture: {text}\n")
+    _write(f"chakra-capture: {text}\n")
+
+
+def _write(text: str) -> None:
+    # A script may have closed it, or put in its place what raises anything.
+    with suppress(Exception):
+        sys.stderr.write(text)
 
 
 def _wait_for_ranks(run: Run) -> None:

@@ -28,10 +28,13 @@ class LoopWatch:
         # Told when a step begins and when it is about to end.
         self.on_begin: Callable[[], None] = _nothing
         self.on_end: Callable[[], None] = _nothing
+        # How many updates run in this thread now, each inside another: asked where one has begun and not ended.
+        self.updates_now: Callable[[], int] = int
         self._thread = 0
         # Of the step that is open.
         self._is_open = self._is_waiting = self._is_update_timed = self._is_validating = False
         self._is_in_backward = self._has_batch = False
+        self._is_ahead = self._is_ended = False  # a batch is asked for before the one before it is used; none was left
         self._num_updates = self._num_backwards = self._num_updating = 0
         self._asked: dict[int, int] = {}  # requests to each source since the last backward
         self._passes: set[int] = set()
@@ -50,9 +53,11 @@ class LoopWatch:
         """
         if not self._follows() or self._is_waiting:
             return False
-        self._num_updating = 0  # an update that raised
+        self._drop_raised()
         if self._is_open and self._num_updates:
             self._end()
+        if self._is_open and self._is_ended:
+            self._abort()
         if self._is_open and with_gradients:
             self._sort_out(source)
         self._latest = source
@@ -89,7 +94,10 @@ class LoopWatch:
         if self.session is not None:
             self.session.end_phase(INPUT_WAIT)
         if is_end and self._is_open and not self._num_backwards:
-            self._abort()
+            self._is_ended = True
+            if not self._is_ahead:
+                self._abort()
+            self._is_ahead = False
 
     def exhausted(self) -> None:
         """What was read for validation has no batch any more."""
@@ -97,13 +105,18 @@ class LoopWatch:
 
     def left(self, one_pass: int) -> None:
         """Nobody asks for the rest of a pass: if it gave this step its batch, the loop is left."""
-        if one_pass in self._passes and self._is_open and self._num_updates and self._thread == get_ident():
+        if one_pass not in self._passes or not self._is_open or self._thread != get_ident():
+            return
+        if self._num_updates:
             self._end()
+        elif self._is_ended and not self._num_backwards:
+            self._abort()
 
     def begin_backward(self) -> bool:
         """Backward begins; says whether it counts, and then ``end_backward`` is to follow."""
         if not self._follows() or self._is_in_backward:  # checkpointing runs another one inside
             return False
+        self._drop_raised()
         # Where batches are seen they tell: several optimizers may update with each.
         if self._is_open and self._num_updates and not self._num_updating and not self._has_batch:
             self._end()
@@ -115,6 +128,8 @@ class LoopWatch:
                 self._asked[latest] = 1
         self._num_backwards += 1
         once = frozenset(source for source, times in self._asked.items() if times == 1)
+        if len(self._asked) == 1 and not once:
+            once, self._is_ahead = frozenset(self._asked), True
         if once:
             self._has_batch = True
             self._sufficed.add(once)
@@ -133,7 +148,10 @@ class LoopWatch:
 
     def begin_update(self) -> None:
         """An optimizer begins its step, maybe inside that of another one."""
-        self._num_updating += 1
+        # One of them is the one that begins.
+        self._num_updating = self._num_updating + 1 if not self._num_updating else max(self.updates_now(), 1)
+        if self._num_updating == 1:
+            self._end_update_phase()  # of one that raised
         is_timed = self._num_updating == 1 and self._is_open and self._thread == get_ident()
         if is_timed and self.session is not None:
             self._is_update_timed = True
@@ -144,10 +162,20 @@ class LoopWatch:
         self._num_updating = max(self._num_updating - 1, 0)
         if self._num_updating or not self._is_open:
             return
+        self._end_update_phase()
+        self._num_updates += 1
+
+    def _drop_raised(self) -> None:
+        """Forget updates that have raised: nobody tells of their end."""
+        if self._num_updating:
+            self._num_updating = self.updates_now()
+            if not self._num_updating:
+                self._end_update_phase()
+
+    def _end_update_phase(self) -> None:
         if self._is_update_timed and self.session is not None:
             self._is_update_timed = False
             self.session.end_phase(OPTIMIZER)
-        self._num_updates += 1
 
     @property
     def num_updates(self) -> int:
@@ -186,7 +214,7 @@ class LoopWatch:
         if self.session is None:
             return False
         self._end_validation()
-        self._is_open, self._is_update_timed, self._has_batch = True, False, False
+        self._is_open, self._is_update_timed, self._has_batch, self._is_ended = True, False, False, False
         self._num_updates = self._num_backwards = 0
         self._forget_batches()
         self.session.start_step(self.num_steps)

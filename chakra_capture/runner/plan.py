@@ -15,6 +15,7 @@ class Plan:
     target: str
     is_module: bool = False
     merge: bool = False
+    is_path_safe: bool = False  # Python is not to put the folder of the script on the path
     settings: dict[str, Any] = field(default_factory=dict)
 
     def command(self, arguments: Sequence[str]) -> list[str]:

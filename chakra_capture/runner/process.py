@@ -1,9 +1,12 @@
 """The process of a script: settings, what watches, the script, and what is said and made at its end."""
 
+import atexit
 import json
 import os
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from chakra_capture.config import ChakraProfileConfig, settings_from
 from chakra_capture.errors import ChakraCaptureError
@@ -15,7 +18,7 @@ from chakra_capture.runner.frameworks import Frameworks
 from chakra_capture.runner.imports import when_imported
 from chakra_capture.runner.loop_watch import LoopWatch
 from chakra_capture.runner.plan import Plan
-from chakra_capture.runner.script import Script, find_module, find_script
+from chakra_capture.runner.script import find_module, find_script
 from chakra_capture.runner.torch_calls import TorchCalls
 
 _NOTHING = (
@@ -30,28 +33,38 @@ def main(plan: str, arguments: Sequence[str]) -> None:
     chosen = Plan(**json.loads(plan))
     try:
         settings = settings_from(chosen.settings)
-        script = find_module(chosen.target) if chosen.is_module else find_script(chosen.target)
+        if chosen.is_module:
+            script = find_module(chosen.target, is_path_safe=chosen.is_path_safe)
+        else:
+            script = find_script(chosen.target)
     except ChakraCaptureError as fault:
         say(str(fault))
         sys.exit(1)
     if not settings.enabled:  # CHAKRA_CAPTURE_DISABLED
-        script.run(arguments)
+        script.run(arguments, is_path_safe=chosen.is_path_safe)
         return
     recording = _Recording(chosen, settings)
     recording.watch()
-    _run(script, arguments, recording)
+    _run(partial(script.run, arguments, is_path_safe=chosen.is_path_safe), recording)
 
 
-def _run(script: Script, arguments: Sequence[str], recording: "_Recording") -> None:
+def _run(script: Callable[[], None], recording: "_Recording") -> None:
     me, error = os.getpid(), None
     try:
-        script.run(arguments)
+        script()
     except BaseException as raised:
         error = raised
         raise
     finally:
         if os.getpid() == me:  # a child that the script has forked may come here, too
-            recording.finish(error)
+            if _is_last_thread():
+                recording.finish(error)
+            else:  # Python waits for the others, which may train
+                atexit.register(recording.finish, error)
+
+
+def _is_last_thread() -> bool:
+    return all(one.daemon or one is threading.current_thread() for one in threading.enumerate())
 
 
 class _Recording:
@@ -65,6 +78,7 @@ class _Recording:
     def watch(self) -> None:
         """Look out for the frameworks a script may load."""
         calls = TorchCalls(self._loop)
+        os.register_at_fork(after_in_child=self._forked)
         when_imported(
             {
                 "torch": calls.torch_imported,
@@ -73,6 +87,10 @@ class _Recording:
                 **Frameworks(self._settings, self._begin_framework, self._plan.command).actions(),
             }
         )
+
+    def _forked(self) -> None:
+        """A child that the script, or a loader, has forked: its batches and updates are none of this process."""
+        self._loop.is_off = True
 
     def _open_session(self) -> Session | None:
         # A script that uses us by itself knows better where its steps are.
@@ -89,7 +107,15 @@ class _Recording:
             self._end_loop(None)
 
     def finish(self, error: BaseException | None) -> None:
-        """Close what is open, show what was recorded, and merge where that is asked for."""
+        """Close what is open, show what was recorded, and merge where that is asked for; whatever happens here, the
+        script has ended as it has.
+        """
+        try:
+            self._finish(error)
+        except Exception as fault:  # noqa: BLE001
+            say(f"the recording could not be ended: {type(fault).__name__}: {fault}")
+
+    def _finish(self, error: BaseException | None) -> None:
         self._end_loop(error)
         runs = registry.runs_of_process()
         if not runs and (error is None or isinstance(error, SystemExit)) and os.environ.get("RANK", "0") == "0":
@@ -102,7 +128,7 @@ class _Recording:
         loop = self._loop
         loop.finish()
         loop.is_off = True
-        session, loop.session = loop.session, None
+        session = loop.session  # a thread may still be in the loop
         if session is None:
             return
         if loop.num_steps:

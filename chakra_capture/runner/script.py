@@ -25,16 +25,18 @@ class Script:
     import_folder: str
     spec: ModuleSpec | None
 
-    def run(self, arguments: Sequence[str]) -> None:
+    def run(self, arguments: Sequence[str], *, is_path_safe: bool = False) -> None:
         """Run it as ``__main__``; what it raises is raised."""
         module = ModuleType("__main__")
         module.__file__, module.__spec__ = os.path.abspath(self.path), self.spec
         module.__builtins__ = builtins  # type: ignore[attr-defined]
+        vars(module).update(__cached__=self.spec and self.spec.cached, __annotations__={})
         module.__package__ = self.spec.parent if self.spec is not None else None
         module.__loader__ = self.spec.loader if self.spec is not None else SourceFileLoader("__main__", self.path)
         sys.modules["__main__"] = module
         sys.argv[:] = [self.name, *arguments]
-        sys.path.insert(0, self.import_folder)
+        if not is_path_safe:
+            sys.path.insert(0, self.import_folder)
         exec(self.code, vars(module))
 
 
@@ -67,13 +69,14 @@ def find_script(target: str) -> Script:
     return Script(code, path, path, os.path.dirname(os.path.realpath(path)), None)
 
 
-def find_module(name: str) -> Script:
-    """Find what ``python -m NAME`` would run.
+def find_module(name: str, *, is_path_safe: bool = False) -> Script:
+    """Find what ``python -m NAME`` would run, in the folder it is started in unless that is not safe.
 
     Raises:
         ScriptError: there is no such module, or it cannot be run.
     """
-    sys.path.insert(0, os.getcwd())
+    if not is_path_safe:
+        sys.path.insert(0, os.getcwd())
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -81,7 +84,8 @@ def find_module(name: str) -> Script:
     except ModuleNotFoundError:
         spec = None
     finally:
-        sys.path.remove(os.getcwd())
+        if not is_path_safe:
+            sys.path.remove(os.getcwd())
     loader: Any = spec.loader if spec is not None else None
     code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
     if spec is None or spec.origin is None or code is None:

@@ -5,12 +5,15 @@ it finds that it is compiling and goes on as without us.
 """
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable
-from types import ModuleType
+from contextlib import suppress
+from functools import partial
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
-from chakra_capture.annotations import FORWARD
+from chakra_capture.annotations import FORWARD, RECORDING
 from chakra_capture.recording.patches import Patch, Replacement
 from chakra_capture.runner.loop_watch import LoopWatch
 
@@ -28,14 +31,22 @@ class TorchCalls:
         self._modules: list[ModuleCalls] = []
         self._known: set[int] = set()  # parameters of optimizers whose modules were looked for
         self._passes: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
-        self._num_passes = 0
+        self._sources: dict[int, int] = {}  # numbers of data sets by id, for as long as they live
+        self._num_passes = self._num_sources = 0
         watch.on_begin, watch.on_end = self._enter_modules, self._leave_modules
 
     def torch_imported(self, torch: ModuleType) -> None:
         """Have backwards and updates told."""
         _leave_uncompiled()
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.optim.optimizer import (
+            Optimizer,
+            register_optimizer_step_post_hook,
+            register_optimizer_step_pre_hook,
+        )
 
+        # What torch puts around the step of every class of optimizers, the hooks within, is the same code for all.
+        step: Any = Optimizer.profile_hook_step(_nothing)
+        self._watch.updates_now = partial(_num_running, step.__code__)
         Patch(torch.autograd, "backward", self._backward)
         register_optimizer_step_pre_hook(self._begin_update)
         register_optimizer_step_post_hook(self._end_update)
@@ -72,7 +83,7 @@ class TorchCalls:
         import torch
 
         watch, is_training = self._watch, torch.is_grad_enabled()
-        is_wait = watch.request(id(iterator._dataset), self._pass_of(iterator), with_gradients=is_training)
+        is_wait = watch.request(self._source_of(iterator._dataset), self._pass_of(iterator), with_gradients=is_training)
         is_end = False
         try:
             batch = original(iterator)
@@ -87,6 +98,15 @@ class TorchCalls:
                 watch.received(is_end=is_end)
             elif is_end:
                 watch.exhausted()
+
+    def _source_of(self, dataset: Any) -> int:
+        number = self._sources.get(id(dataset))
+        if number is None:
+            self._num_sources += 1
+            self._sources[id(dataset)] = number = self._num_sources
+            with suppress(TypeError):  # a list, say, has no weak references
+                weakref.finalize(dataset, self._sources.pop, id(dataset)).atexit = False
+        return number
 
     def _pass_of(self, iterator: Any) -> int:
         number = self._passes.get(iterator)
@@ -128,7 +148,9 @@ class TorchCalls:
         self._known |= parameters
         from chakra_capture.integrations.hooks import ModuleCalls
 
+        session.begin_phase(RECORDING)  # it is we who take this time
         found = [ModuleCalls(session, module, around=around) for module, around in _roots_with(parameters)]
+        session.end_phase(RECORDING)
         self._modules += found
         if not self._modules:
             session.measures(FORWARD, "no module holds what the optimizer updates")
@@ -151,11 +173,23 @@ def _leave_uncompiled(*functions: Any) -> None:
     alone = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)  # what it calls is the script's
     whole = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP)
     around = (Replacement.__call__, TorchCalls._backward, TorchCalls._fetch, *functions)
-    hooks = (TorchCalls._begin_update, TorchCalls._end_update, TorchCalls._pass_of)
+    hooks = (TorchCalls._begin_update, TorchCalls._end_update, TorchCalls._pass_of, TorchCalls._source_of)
     of_watch = (one for name, one in vars(LoopWatch).items() if callable(one) and not name.startswith("_"))
     for strategy, marked in ((alone, around), (whole, (*hooks, *of_watch))):
         for function in marked:
             set_code_exec_strategy(function.__code__, strategy)
+
+
+def _num_running(code: CodeType) -> int:
+    """How many calls of a function this thread is in."""
+    frame, number = sys._getframe(), 0
+    while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+        number += frame.f_code is code
+    return number
+
+
+def _nothing() -> None:
+    """No step."""
 
 
 def _roots_with(parameters: set[int]) -> list[tuple[Any, list[Any]]]:

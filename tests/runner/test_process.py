@@ -19,7 +19,8 @@ import __main__
 print(json.dumps({
     "argv": sys.argv, "name": __name__, "file": __file__, "main": __main__.__file__, "first": sys.path[0],
     "cwd": os.getcwd(), "stdin": sys.stdin.read(), "doc": __doc__, "package": __package__, "is_debug": __debug__,
-    "parent": os.getppid(), "spec": getattr(__spec__, "name", None), "loaded": "rich" in sys.modules,
+    "parent": os.getppid(), "names": sorted(vars(__main__)), "cached": __cached__,
+    "spec": getattr(__spec__, "name", None), "loaded": "rich" in sys.modules,
 }))
 """
 
@@ -31,7 +32,7 @@ def seen(command: list[object], folder: Path) -> dict[str, object]:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("flags", [[], ["-O"]])
+@pytest.mark.parametrize("flags", [[], ["-O"], ["-P", "-u"]])
 @pytest.mark.parametrize("how", ["script", "module", "program"])
 def test_a_script_sees_what_it_would_see_without_us(tmp_path, monkeypatch, flags, how):
     folder = tmp_path / "package"
@@ -42,6 +43,7 @@ def test_a_script_sees_what_it_would_see_without_us(tmp_path, monkeypatch, flags
     program.write_text(f"#!{sys.executable}\n{SEEN}")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")  # -P leaves nothing else
     # Python prepends the folder of a program by its path; so does ours.
     alone, ours = {
         "script": (["package/train.py"], ["package/train.py"]),

@@ -87,3 +87,77 @@ def test_two_runs_of_the_monai_example_and_a_comparison_of_their_summaries(tmp_p
         assert file.read_text().count('"kind":"step"') == 8
     first, second = (tmp_path / f"traces/{name}_run/final_summary.json" for name in ("first", "second"))
     assert run("compare", first, second).code in (0, 3)
+
+
+ODD = """
+import sys, threading
+import torch
+from torch.utils.data import DataLoader, Dataset, Subset
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+
+
+class Refusing(torch.optim.SGD):
+    num_calls = 0
+
+    def step(self, closure=None):
+        self.num_calls += 1
+        if self.num_calls % 2:
+            raise RuntimeError("again")
+        return super().step(closure)
+
+
+class Reading(Dataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, place):
+        return sum(DataLoader(torch.ones(2, 4)))[0]
+
+
+def update(optimizer, batch):
+    optimizer.zero_grad()
+    model(batch).mean().backward()
+    try:
+        optimizer.step()
+    except RuntimeError:
+        optimizer.step()
+
+
+def train():
+    threading.main_thread().join()
+    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(3, 4)
+    for batch in DataLoader(Reading(), num_workers=1):
+        update(optimizer, batch)
+    refusing = Refusing(model.parameters(), lr=0.01)
+    for batch in DataLoader(data):
+        update(refusing, batch)
+    for _ in range(2):
+        rest = iter(DataLoader(data))
+        following = next(rest)
+        while following is not None:
+            batch, following = following, next(rest, None)
+            update(optimizer, batch)
+        del rest
+    for _ in range(4):  # each pass has a data set of its own, in the memory of one before
+        for batch in DataLoader(Subset(data, range(3))):
+            update(optimizer, batch)
+        for batch in DataLoader(Subset(data, range(2))):
+            model(batch)
+    sys.stderr.close()
+
+
+threading.Thread(target=train).start()
+"""
+
+
+def test_steps_of_odd_loops_in_a_thread_that_outlives_the_script(tmp_path):
+    """A loader in a loader's process, an update that raises and is made again, a batch ahead, new data sets."""
+    (tmp_path / "train.py").write_text(ODD)
+    done = recorded(tmp_path, "train.py")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    phases = [step["phases"] for step in steps_of(tmp_path)]  # of the only run: no process of a loader made one
+    nested, refused, ahead = [1, 1, 1], [1, 1, 1], [2, 1, 1]  # the last request of a loop ahead finds nothing
+    assert [each["input_wait"][1] for each in phases] == [*nested, *refused, *ahead, *ahead, *[1] * 12]
+    assert [each["optimizer"][1] for each in phases] == [1, 1, 1, 2, 2, 2, *[1] * 18]
+    assert all("forward" in each for each in phases[1:])
