@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import update_wrapper
+from types import ModuleType
 from typing import Any
 
 _NOTHING = object()
@@ -19,7 +20,11 @@ class Patch:
         self._name = name
         # A method comes from the class: put back into its object it would stay there, and hide what the class gets.
         self._before = vars(owner).get(name, _NOTHING)
-        copied = (getattr, (owner, name)) if self._before is _NOTHING else (_itself, (self._before,))
+        copied: str | tuple[Any, ...] = (_itself, (self._before,))
+        if self._before is _NOTHING:
+            copied = getattr, (owner, name)
+        elif isinstance(owner, ModuleType):
+            copied = name  # as Python does with functions: whatever has the name where it is read
         self.replacement = Replacement(getattr(owner, name), instead, copied)
         setattr(owner, name, self.replacement)
 
@@ -42,7 +47,9 @@ class Patch:
 class Replacement:
     """What stands in the place of the original."""
 
-    def __init__(self, original: Callable[..., Any], instead: Callable[..., Any], copied: tuple[Any, ...]) -> None:
+    def __init__(
+        self, original: Callable[..., Any], instead: Callable[..., Any], copied: str | tuple[Any, ...]
+    ) -> None:
         update_wrapper(self, original)
         self.original = original
         self.instead: Callable[..., Any] | None = instead
@@ -53,7 +60,7 @@ class Replacement:
             return self.original(*arguments, **options)
         return self.instead(self.original, *arguments, **options)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> str | tuple[Any, ...]:
         return self._copied
 
 

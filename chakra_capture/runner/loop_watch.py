@@ -37,7 +37,7 @@ class LoopWatch:
         self._is_ahead = self._is_ended = False  # a batch is asked for before the one before it is used; none was left
         self._num_updates = self._num_backwards = self._num_updating = 0
         self._asked: dict[int, int] = {}  # requests to each source since the last backward
-        self._passes: set[int] = set()
+        self._passes: dict[int, int] = {}  # batches of each pass that the step has asked for
         # What was asked once before a backward: each such set has sufficed for one.
         self._sufficed: set[frozenset[int]] = set()
         self._others: set[int] = set()
@@ -67,7 +67,7 @@ class LoopWatch:
         if not self._is_open and not self._begin():
             return False
         self._asked[source] = self._asked.get(source, 0) + 1
-        self._passes.add(one_pass)
+        self._passes[one_pass] = self._passes.get(one_pass, 0) + 1
         self._is_waiting = True
         if self.session is not None:
             self.session.begin_phase(INPUT_WAIT)
@@ -104,12 +104,15 @@ class LoopWatch:
         self._end_validation()
 
     def left(self, one_pass: int) -> None:
-        """Nobody asks for the rest of a pass: if it gave this step its batch, the loop is left."""
+        """Nobody asks for the rest of a pass: if it gave this step its batch, the loop is left.
+
+        One that nobody ran backward for, batch after batch, did not train.
+        """
         if one_pass not in self._passes or not self._is_open or self._thread != get_ident():
             return
         if self._num_updates:
             self._end()
-        elif self._is_ended and not self._num_backwards:
+        elif not self._num_backwards and (self._is_ended or self._passes[one_pass] > 1):
             self._abort()
 
     def begin_backward(self) -> bool:

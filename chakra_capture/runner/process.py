@@ -73,7 +73,7 @@ class _Recording:
     def __init__(self, plan: Plan, settings: ChakraProfileConfig) -> None:
         self._plan, self._settings = plan, settings
         self._loop = LoopWatch(self._open_session)
-        self._has_framework = False
+        self._has_framework = self._is_refused = False
 
     def watch(self) -> None:
         """Look out for the frameworks a script may load."""
@@ -94,11 +94,13 @@ class _Recording:
 
     def _open_session(self) -> Session | None:
         # A script that uses us by itself knows better where its steps are.
-        if not registry.is_idle() or registry.current_init() is not None:
-            return None
-        session = Session(self._settings)
-        session.open()
-        return session if session.is_open else None
+        if registry.is_idle() and registry.current_init() is None:
+            session = Session(self._settings)
+            session.open()
+            if session.is_open:
+                return session
+        self._is_refused = True  # and said so, or nothing is to be said
+        return None
 
     def _begin_framework(self) -> None:
         self._has_framework = True
@@ -118,7 +120,12 @@ class _Recording:
     def _finish(self, error: BaseException | None) -> None:
         self._end_loop(error)
         runs = registry.runs_of_process()
-        if not runs and (error is None or isinstance(error, SystemExit)) and os.environ.get("RANK", "0") == "0":
+        if (
+            not runs
+            and not self._is_refused
+            and (error is None or isinstance(error, SystemExit))
+            and os.environ.get("RANK", "0") == "0"
+        ):
             say(_NOTHING.format(self._plan.target))
         for run in runs:
             if run.manifest.rank == 0:

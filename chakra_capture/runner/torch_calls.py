@@ -9,7 +9,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class TorchCalls:
         original = cls.__next__
         calls = self
 
+        @wraps(original)
         def fetch(iterator: Any) -> Any:
             return calls._fetch(original, iterator)
 
@@ -69,6 +70,7 @@ class TorchCalls:
         original = cls.step
         watch = self._watch
 
+        @wraps(original)
         def step(self: Any, *arguments: Any, **options: Any) -> Any:
             before = watch.num_updates
             found = original(self, *arguments, **options)

@@ -257,3 +257,33 @@ def test_nothing_more_is_compiled_and_the_weights_are_the_same(tmp_path):
         assert found["frames"] <= without["frames"], how
     # What is compiled whole, updates too, is not seen; three batches each of the other two are.
     assert len(steps_of(tmp_path)) >= 6
+
+
+REPLACED = """
+import copy, inspect, pickle
+import torch
+from torch.utils.data import DataLoader, dataloader
+
+assert pickle.loads(pickle.dumps(torch.autograd.backward)) is torch.autograd.backward
+print(pickle.dumps(torch.autograd.backward))
+assert copy.deepcopy(torch.autograd.backward) is torch.autograd.backward
+print(inspect.signature(torch.amp.GradScaler.step), torch.amp.GradScaler.step.__qualname__)
+print(inspect.signature(torch.autograd.backward), dataloader._BaseDataLoaderIter.__next__.__qualname__)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in DataLoader(torch.ones(3, 1)):
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_what_we_replace_looks_and_pickles_as_before_and_a_folder_that_refuses_is_said_once(tmp_path):
+    (tmp_path / "train.py").write_text(REPLACED)
+    (tmp_path / "traces").touch()  # no folder can be made there
+    alone, ours = (
+        subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True),
+        recorded(tmp_path, "train.py"),
+    )
+    assert (ours.returncode, ours.stdout) == (0, alone.stdout), ours.stderr
+    assert "Recording stops on rank 0, training goes on" in ours.stderr
+    assert "no optimizer step" not in ours.stderr
