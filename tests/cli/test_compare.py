@@ -378,6 +378,18 @@ def test_C5_sizes_that_are_not_known_of_all_are_said_and_not_used(other: object,
     assert found["notes"] == ["how many samples a batch holds is known of some runs only, or differs within one"]
 
 
+@pytest.mark.parametrize("sizes", [(16, 8), (8, 16)])
+def test_C5_ranks_with_batches_of_other_sizes_have_none_in_common(sizes: tuple[int, int], tmp_path: Path) -> None:
+    folder = tmp_path / "b"
+    holding(folder, sizes[1])
+    second = (folder / "0_phases/rank-0.jsonl").read_text().replace('"rank": 0', '"rank": 1')
+    holding(folder, sizes[0])
+    (folder / "0_phases/rank-1.jsonl").write_text(second)
+    found = result(holding(tmp_path / "a", 4), folder)
+    assert not found["per_sample"]
+    assert found["notes"] == ["how many samples a batch holds is known of some runs only, or differs within one"]
+
+
 def test_C5_sizes_without_the_number_of_batches_are_no_verdict(tmp_path: Path) -> None:
     found = result(holding(tmp_path / "a", 8, name="mine"), holding(tmp_path / "b", 16, name="mine"))
     assert (found["verdict"], found["per_sample"]) == ("inconclusive", False)

@@ -33,8 +33,11 @@ def num_bytes_held(relay: Relay) -> int:
 
 
 def wait_for(condition) -> None:
-    while not condition():
+    for _ in range(4000):
+        if condition():
+            return
         time.sleep(0.005)
+    raise AssertionError("it does not come to that")
 
 
 def test_all_that_is_written_is_on_the_disk_at_the_end_and_nothing_stays_open(target):
