@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +29,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from chakra_capture import ChakraProfileConfig, capture
 from chakra_capture.integrations.lightning import ChakraProfileCallback
 from chakra_capture.integrations.monai import ChakraProfileHandler
+from integrations.leaving import leave_after
 from integrations.models import Model, loader, trainer
 
 NUM_STEPS = 9
@@ -102,17 +102,13 @@ def fork_rank(rank: int, port: int, folder: Path, job: Callable[[], None], kind:
     place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "NODE_RANK": "0"}
     os.environ.update(place, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     os.dup2(os.open(folder / f"said-{rank}.txt", os.O_CREAT | os.O_WRONLY), 2)
-    code = 1
-    try:
+
+    def with_trouble() -> None:
         if rank == 1:
             trouble(kind)
         job()
-        code = 0
-    except Exception:  # noqa: BLE001 (the end of a process)
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+
+    return leave_after(with_trouble)
 
 
 def main(folder: Path) -> None:

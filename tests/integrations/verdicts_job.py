@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -32,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset
 from chakra_capture import ChakraProfileConfig, capture
 from chakra_capture.integrations.lightning import ChakraProfileCallback
 from chakra_capture.integrations.monai import ChakraProfileHandler
+from integrations.leaving import leave_after
 from integrations.models import trainer as lightning_trainer
 
 # What forward and backward take each where nothing is wrong, and what is wrong takes.
@@ -216,15 +216,7 @@ def fork(job: Callable[[], None], rank: int = 0, size: int = 1, port: int = 0) -
     signal.alarm(LIMIT_S)
     place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "NODE_RANK": 0, "MASTER_PORT": port}
     os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    code = 1
-    try:
-        job()
-        code = 0
-    except Exception:  # noqa: BLE001 (the end of a process)
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
+    return leave_after(job)
 
 
 def main(folder: Path) -> None:
