@@ -210,25 +210,25 @@ def _component(
     t0 = sides[reference].middle
     found = {reference: Clock(rank=reference, reference=reference, t0_ns=t0, offset_ns=0, evidence="reference")}
     failed: dict[int, _Failure] = {}
+    left = waiting - {reference}
     # Operations in which all wait for all bound a clock on both sides; the others are asked where these do not reach.
     for only_synchronising in (True, False):
         queue = deque(found)
-        while queue:
+        while queue and left:
             anchor = queue.popleft()
             aligned = sides[anchor].on_reference(found[anchor])
             of_anchor = [n for n in lanes.of_rank.get(anchor, ()) if not only_synchronising or n in lanes.synchronising]
-            near = dict.fromkeys(rank for lane in of_anchor for rank in lanes.ranks[lane])
-            for rank in near:
-                contradicts = rank in failed and failed[rank].contradicts
-                if rank in found or contradicts or rank not in waiting:
-                    continue
+            for rank in dict.fromkeys(r for lane in of_anchor for r in lanes.ranks[lane] if r in left):
                 same = rank in hosts and hosts[rank] == hosts.get(anchor)
                 clock = _against(rank, found[anchor], sides[rank], aligned, same_machine=same)
                 if isinstance(clock, _Failure):
                     failed[rank] = clock
+                    if clock.contradicts:
+                        left.remove(rank)
                 else:
                     failed.pop(rank, None)
                     found[rank] = clock
+                    left.remove(rank)
                     queue.append(rank)
     return found, failed
 

@@ -1,7 +1,7 @@
 """The communication of all ranks of a run in one frame, its process groups told apart by name and members."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -55,9 +55,12 @@ class Operations:
 
 
 @dataclass(frozen=True, slots=True)
-class _OfRank:
+class _Part:
+    """The operations of some ranks; ``kinds`` and ``groups`` go together row by row."""
+
     rows: pl.DataFrame
     kinds: pl.DataFrame
+    ranks: list[int]
     groups: list[Group]
 
 
@@ -68,39 +71,61 @@ def read_operations(ranks: Mapping[int, Path], world_size: int | None = None) ->
         ranks: folder of each rank.
         world_size: ranks of the job where that is stated; an empty list of members means all of them.
     """
-    found: dict[int, _OfRank] = {}
+    num_rows: dict[int, int] = {}
     unreadable: dict[int, str] = {}
-    for rank, folder in sorted(ranks.items()):
-        try:
-            found[rank] = _read(rank, folder / layout.COMMUNICATION_FILE, world_size)
-        except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            unreadable[rank] = f"{layout.COMMUNICATION_FILE} cannot be used: {reason}"
+    members = _Members(world_size)
+    parts = [_part(table, members) for table in _tables(ranks, num_rows, unreadable)]
     known: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
-    for each in found.values():
-        for group in each.groups:
+    for part in parts:
+        for group in part.groups:
             if group.name is not None and group.members is not None:
                 known[group.name].add(group.members)
     codes: dict[Group, int] = {}
     rows, kinds, num_kinds = [], [], 0
-    for rank, each in found.items():
-        resolved = (_resolved(rank, group, known) for group in each.groups)
+    for part in parts:
+        resolved = (_resolved(rank, group, known) for rank, group in zip(part.ranks, part.groups, strict=True))
         group_codes = [codes.setdefault(group, len(codes)) for group in resolved]
-        kinds.append(each.kinds.with_columns(pl.Series("group", group_codes, dtype=pl.Int32)))
-        rows.append(each.rows.with_columns(pl.col("kind") + num_kinds))
-        num_kinds += each.kinds.height
+        kinds.append(part.kinds.with_columns(pl.Series("group", group_codes, dtype=pl.Int32)))
+        rows.append(part.rows.with_columns(pl.col("kind") + num_kinds))
+        num_kinds += part.kinds.height
     return Operations(
         rows=pl.concat(rows, how="vertical_relaxed", rechunk=True) if rows else pl.DataFrame(schema=_ROWS),
         kinds=pl.concat(kinds, rechunk=True) if kinds else pl.DataFrame(schema=_KINDS),
         groups=tuple(codes),
-        num_rows={rank: each.rows.height for rank, each in found.items()},
+        num_rows=num_rows,
         unreadable=unreadable,
     )
+
+
+# So much is read before it is worked on: of a small table most of the time would go into the calls.
+_TOGETHER_BYTES = 1 << 24
+
+
+def _tables(ranks: Mapping[int, Path], num_rows: dict[int, int], unreadable: dict[int, str]) -> Iterator[pl.DataFrame]:
+    """The tables of all ranks, those of several small ones in one."""
+    together: list[pl.DataFrame] = []
+    num_bytes = 0
+    for rank, folder in sorted(ranks.items()):
+        try:
+            table = _read(rank, folder / layout.COMMUNICATION_FILE)
+        except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            unreadable[rank] = f"{layout.COMMUNICATION_FILE} cannot be used: {reason}"
+            continue
+        num_rows[rank] = table.height
+        together.append(table)
+        num_bytes += int(table.estimated_size())
+        if num_bytes > _TOGETHER_BYTES:
+            yield pl.concat(together)
+            together, num_bytes = [], 0
+    if together:
+        yield pl.concat(together)
 
 
 _NARROWABLE = (*_NUMBERS, "equal_bytes")
 _NOT_READ = ("algorithm", "group_ranks")
 _READ = pl.Schema({c.name: c.dtype for c in COMMUNICATION.columns if c.name not in _NOT_READ})
+_LISTS = pl.Schema({"group_ranks": pl.List(pl.Int64())})
 _KINDS = pl.Schema({**{name: pl.String() for name in _TEXTS}, "group": pl.Int32()})
 _ROWS = pl.Schema(
     {
@@ -116,26 +141,48 @@ _ROWS = pl.Schema(
 )
 
 
-def _read(rank: int, path: Path, world_size: int | None) -> _OfRank:
+def _read(rank: int, path: Path) -> pl.DataFrame:
+    """The table of a rank with the members of its groups, where these come first.
+
+    In a window a name stands for one group. So its members are read where the name comes first: the lists of all rows
+    would be as many numbers as there are operations times members.
+    """
     with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
-        table = pl.read_parquet(file, columns=list(_READ)).cast(_READ)
-        of_row, groups = _groups(file, table)
-    table = table.with_columns(of_row.alias("group"))
+        table = _columns(file, _READ)
+        firsts = table.select(pl.struct("window", "process_group").is_first_distinct().arg_true()).to_series()
+        wanted = table.height if table["process_group"].has_nulls() else int(firsts.max() or 0) + 1  # type: ignore[arg-type]
+        stated = _columns(file, _LISTS, wanted)
+        if wanted < table.height and stated["group_ranks"].gather(firsts).has_nulls():
+            stated = _columns(file, _LISTS)
+    stated = stated.vstack(stated.clear(table.height - stated.height))
+    return table.with_columns(stated["group_ranks"], rank=pl.lit(rank, pl.Int64))
+
+
+def _columns(file: IO[bytes], schema: pl.Schema, num_rows: int | None = None) -> pl.DataFrame:
+    file.seek(0)
+    table = pl.read_parquet(file, columns=list(schema), n_rows=num_rows)
+    return table if table.schema == schema else table.cast(schema)
+
+
+def _part(table: pl.DataFrame, members: "_Members") -> _Part:
+    """Number the kinds and groups of the ranks in ``table``, and put their rows in order of issue."""
+    of_row, groups = _groups(table)
+    table = table.drop("group_ranks").with_columns(of_row.alias("group"))
     kinds = table.select(*_TEXTS, "group").unique(maintain_order=True)
     kinds = kinds.with_columns(kind=pl.int_range(pl.len(), dtype=pl.Int32))
     table = table.join(kinds, on=[*_TEXTS, "group"], how="left", nulls_equal=True, maintain_order="left")
     # Of a file that was cut some operations have no time: where they come among the others is not known.
     when = pl.coalesce("issued_ns", "ts_ns")
-    mixed = (when.is_null().any() & when.is_not_null().any()).over("window")
+    mixed = (when.is_null().any() & when.is_not_null().any()).over("rank", "window")
     table = table.with_columns(placed=when.is_not_null() | ~mixed, place=pl.when(mixed).then(when))
-    table = table.sort("window", "place", nulls_last=True, maintain_order=True)
+    table = table.sort("rank", "window", "place", nulls_last=True, maintain_order=True)
     ts, dur = pl.col("ts_ns"), pl.col("dur_ns")
     timed = ts.is_between(0, LARGEST) & dur.is_between(0, _LONGEST)
     equal = pl.coalesce(
         pl.when(pl.col("collective").is_in(names)).then(pl.col(size)) for size, names in _EQUAL_SIZE.items()
     )
     rows = table.select(
-        pl.lit(rank, pl.Int64).alias("rank"),
+        "rank",
         "kind",
         *(pl.col(name).cast(pl.Int64) for name in _NUMBERS),
         equal.alias("equal_bytes"),
@@ -144,11 +191,13 @@ def _read(rank: int, path: Path, world_size: int | None) -> _OfRank:
         pl.when(timed).then(ts).alias("arrival"),
         pl.when(timed).then(ts + dur).alias("end"),
     )
-    stated = groups["group_ranks"][kinds["group"]]
-    members = [_members(rank, listed, world_size) for listed in stated]
-    names = groups["process_group"][kinds["group"]]
-    found = [Group(name, of_name) for name, of_name in zip(names, members, strict=True)]
-    return _OfRank(_narrowed(rows.cast(_ROWS)), kinds.select(_TEXTS), found)
+    of_kind = groups[kinds["group"]].select("rank", "process_group", "group_ranks").rows()
+    return _Part(
+        _narrowed(rows.cast(_ROWS)),
+        kinds.select(_TEXTS),
+        [rank for rank, _, _ in of_kind],
+        [Group(name, members.of(rank, listed)) for rank, name, listed in of_kind],
+    )
 
 
 def _narrowed(rows: pl.DataFrame) -> pl.DataFrame:
@@ -158,53 +207,48 @@ def _narrowed(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_columns(pl.col(name).cast(pl.Int32) for name, fit in zip(_NARROWABLE, fits, strict=True) if fit)
 
 
-def _groups(file: IO[bytes], table: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
-    """Position of every row in a table of process groups, and this table: name and stated members.
+_GROUP = ("rank", "window", "process_group")
 
-    In a window a name stands for one group. So its members are read where the name comes first: the lists of all rows
-    would be as many numbers as there are operations times members.
-    """
-    named = table.select("window", "process_group").with_row_index("at")
-    key = ("window", "process_group")
-    firsts = named.group_by(key, maintain_order=True).agg(pl.col("at").first())
-    wanted = table.height
-    if not firsts["process_group"].has_nulls():
-        wanted = int(firsts["at"].max() or 0) + 1  # type: ignore[arg-type]
-    stated = _lists(file, wanted)
-    if wanted < table.height and stated["group_ranks"].gather(firsts["at"]).has_nulls():
-        stated = _lists(file, table.height)
-    known = named.head(stated.height).hstack(stated)
+
+def _groups(table: pl.DataFrame) -> tuple[pl.Series, pl.DataFrame]:
+    """Position of every row in a table of process groups, and this table: rank, name and stated members."""
     is_named = pl.col("process_group").is_not_null()
-    first = pl.col("group_ranks").drop_nulls().first()
     groups = pl.concat(
         [
-            known.filter(is_named).group_by(key, maintain_order=True).agg(first),
-            known.filter(~is_named).select(*key, "group_ranks").unique(maintain_order=True),
+            table.filter(is_named)
+            .group_by(_GROUP, maintain_order=True)
+            .agg(pl.col("group_ranks").drop_nulls().first()),
+            table.filter(~is_named).select(*_GROUP, "group_ranks").unique(maintain_order=True),
         ]
     ).with_columns(group=pl.int_range(pl.len(), dtype=pl.Int64))
-    of_named = named.join(groups.filter(is_named), on=key, how="left", nulls_equal=True, maintain_order="left")["group"]
+    named = groups.filter(is_named).drop("group_ranks")
+    of_named = table.select(_GROUP).join(named, on=_GROUP, how="left", nulls_equal=True, maintain_order="left")["group"]
     if not of_named.has_nulls():
         return of_named, groups
-    unnamed = known.filter(~is_named).join(
-        groups.filter(~is_named), on=[*key, "group_ranks"], how="left", nulls_equal=True, maintain_order="left"
+    unnamed = table.select(*_GROUP, "group_ranks").with_row_index("at").filter(~is_named)
+    found = unnamed.join(
+        groups.filter(~is_named), on=[*_GROUP, "group_ranks"], how="left", nulls_equal=True, maintain_order="left"
     )
-    return of_named.scatter(unnamed["at"], unnamed["group"]), groups
+    return of_named.scatter(found["at"], found["group"]), groups
 
 
-def _lists(file: IO[bytes], num_rows: int) -> pl.DataFrame:
-    file.seek(0)
-    return pl.read_parquet(file, columns=["group_ranks"], n_rows=num_rows).cast({"group_ranks": pl.List(pl.Int64)})
+class _Members:
+    """Members of process groups from the lists that ranks state; of thousands of ranks most state the same."""
 
+    def __init__(self, world_size: int | None) -> None:
+        self._world = range(world_size or 0)
+        self._known: dict[tuple[int | None, ...], tuple[int, ...] | None] = {}
 
-def _members(rank: int, listed: Iterable[int | None] | None, world_size: int | None) -> tuple[int, ...] | None:
-    """Members as stated; None for a list that cannot be that of a group of this rank."""
-    if listed is None:
-        return None
-    stated = set(listed)
-    if not stated and world_size:
-        stated = set(range(world_size))
-    members = sorted(member for member in stated if member is not None and member >= 0)
-    return tuple(members) if len(members) == len(stated) and rank in stated else None
+    def of(self, rank: int, listed: Iterable[int | None] | None) -> tuple[int, ...] | None:
+        """Members as stated; None for a list that cannot be that of a group of this rank."""
+        if listed is None:
+            return None
+        stated = tuple(listed) or tuple(self._world)
+        if stated not in self._known:
+            sound = {member for member in stated if member is not None and member >= 0}
+            self._known[stated] = tuple(sorted(sound)) if sound == set(stated) else None
+        members = self._known[stated]
+        return members if members is not None and rank in members else None
 
 
 def _resolved(rank: int, group: Group, known: Mapping[str, set[tuple[int, ...]]]) -> Group:
