@@ -45,10 +45,10 @@ def merge(host: Path, device: Path, out: Path, *, scanner: str) -> dict[str, Any
     """The command as a user runs it, but for the scanner, which it has no flag for."""
     prepare()
     from chakra_capture.cli import main
-    from chakra_capture.merge import rank
-    from chakra_capture.trace.reading import ScannerKind
+    from chakra_capture.merge import report
+    from chakra_capture.trace.scanners import ScannerKind
 
-    rank.MergeOptions = partial(rank.MergeOptions, scanner=ScannerKind(scanner))  # type: ignore[misc, assignment]
+    report.MergeOptions = partial(report.MergeOptions, scanner=ScannerKind(scanner))  # type: ignore[misc, assignment]
     arguments = ["merge", "--host", str(host), "--device", str(device), "--rank", "0", "-o", str(out), "--force"]
     try:
         main.main(arguments)

@@ -27,7 +27,8 @@ from same import differences, outcome  # noqa: E402  # the tests' own comparison
 from chakra_capture.trace import native  # noqa: E402
 from chakra_capture.trace.device import read_device_trace  # noqa: E402
 from chakra_capture.trace.host import read_host_trace  # noqa: E402
-from chakra_capture.trace.reading import ReadOptions, ScannerKind  # noqa: E402
+from chakra_capture.trace.reading import ReadOptions  # noqa: E402
+from chakra_capture.trace.scanners import ScannerKind  # noqa: E402
 
 SANITIZE = ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer"]
 TOKENS = [

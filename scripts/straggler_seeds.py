@@ -21,9 +21,9 @@ from make_ranks import make_run, parse
 
 from chakra_capture.analysis.stragglers import find_stragglers
 from chakra_capture.layout import COLLECTIVES_FILE, RunPaths
-from chakra_capture.merge.across.alignment import Alignment
+from chakra_capture.merge.across.outcome import Alignment
 from chakra_capture.merge.many.run import Watch, merge_run
-from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import find_run
 
 

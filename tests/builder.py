@@ -8,7 +8,8 @@ from typing import Any
 
 import polars as pl
 
-from chakra_capture.merge.rank import MergeOptions, merge_rank
+from chakra_capture.merge.rank import merge_rank
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.merged import MergedTrace
 

@@ -9,7 +9,8 @@ from typing import Any
 import polars as pl
 
 from chakra_capture import layout
-from chakra_capture.merge.across.alignment import Alignment, RunFacts, align_run
+from chakra_capture.merge.across.alignment import align_run
+from chakra_capture.merge.across.outcome import Alignment, RunFacts
 from chakra_capture.trace.schema import COMMUNICATION
 
 START = 1_700_000_000_000_000_000

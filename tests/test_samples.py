@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 from chakra_capture.merge.many.run import merge_run
-from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import find_run
 
 TRACES = Path(__file__).parent.parent / "traces"

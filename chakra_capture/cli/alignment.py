@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from chakra_capture.cli.output import count_of, duration, number_ranges, print_line
 
 if TYPE_CHECKING:
-    from chakra_capture.merge.across.alignment import Alignment
+    from chakra_capture.merge.across.outcome import Alignment
 
 _MOST_LINES = 5
 

@@ -25,10 +25,10 @@ from chakra_capture.cli.output import (
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
-    from chakra_capture.merge.across.alignment import Alignment
+    from chakra_capture.merge.across.outcome import Alignment
     from chakra_capture.merge.many.cluster import Cluster
     from chakra_capture.merge.many.roster import Roster
-    from chakra_capture.merge.rank import RankReport
+    from chakra_capture.merge.report import RankReport
     from chakra_capture.trace.discovery import Run
 
 
@@ -107,7 +107,7 @@ def merge(
     """
     from chakra_capture.merge.many.roster import Roster, check_ranks
     from chakra_capture.merge.many.run import merge_run
-    from chakra_capture.merge.rank import MergeOptions
+    from chakra_capture.merge.report import MergeOptions
 
     budget = None if memory_budget is None else _bytes(memory_budget)
     options = MergeOptions(force=force, strict=strict, memory_budget=budget)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from chakra_capture.merge.many.job import Job
     from chakra_capture.merge.many.run import Watch
-    from chakra_capture.merge.rank import RankReport
+    from chakra_capture.merge.report import RankReport
 
 
 @dataclass(slots=True)

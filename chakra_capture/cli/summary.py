@@ -146,7 +146,7 @@ def _merge_stale(run: "Run") -> None:
     """Merge the ranks whose tables are missing or of other traces."""
     from chakra_capture.merge.many.origin import is_of
     from chakra_capture.merge.many.run import merge_run
-    from chakra_capture.merge.rank import MergeOptions
+    from chakra_capture.merge.report import MergeOptions
 
     merged = run.merged_ranks
     stale = [files.rank for files in run.ranks if files.rank not in merged or not is_of(merged[files.rank], files)]

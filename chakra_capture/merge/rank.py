@@ -20,11 +20,13 @@ from chakra_capture.merge.order import link_by_order
 from chakra_capture.merge.output import rank_folder, write_link, write_nodes, write_table
 from chakra_capture.merge.pairing import Evidence, check_pair, check_rank
 from chakra_capture.merge.phases import join_phases
+from chakra_capture.merge.report import MergeOptions, RankReport
 from chakra_capture.merge.roots import add_roots
 from chakra_capture.merge.row_phases import row_phases
 from chakra_capture.merge.rows import ACTIVITY_KINDS, climb, device_kinds, of_kind
 from chakra_capture.merge.steps import steps_table
 from chakra_capture.merge.tables import Columns, link_rows, step_rows
+from chakra_capture.trace import SCHEMA_VERSION
 from chakra_capture.trace.columns import MISSING, Coded
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
@@ -32,47 +34,9 @@ from chakra_capture.trace.host import HostTrace, read_host_trace
 from chakra_capture.trace.issued import Issued, IssuedFile, read_issued
 from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.phase_records import read_phases
-from chakra_capture.trace.reading import ReadOptions, ScannerKind
-from chakra_capture.trace.schema import COMMUNICATION, EDGES, KINDS, SCHEMA_VERSION, STEPS
+from chakra_capture.trace.reading import ReadOptions
+from chakra_capture.trace.schema import COMMUNICATION, EDGES, KINDS, STEPS
 from chakra_capture.trace.spill import Spill
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergeOptions:
-    """How strict a merge is, and how the files are read.
-
-    Attributes:
-        scanner: what reads the files; None takes the C scanner where it is built.
-        memory_budget: bytes of columns as read that may stay in memory; the others go to unnamed files in the
-            folder of the rank. None keeps all in memory.
-    """
-
-    force: bool = False
-    strict: bool = False
-    scanner: ScannerKind | None = None
-    memory_budget: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """What merging one rank gave, for the screen.
-
-    Attributes:
-        windows: the entries of link.json, one per window.
-        error: why the rank did not merge; then there are no windows.
-        unchanged: it was merged before, from the same files.
-        notes: what is to be said of the merging itself.
-    """
-
-    rank: int
-    windows: tuple[dict[str, Any], ...] = ()
-    error: str | None = None
-    unchanged: bool = False
-    notes: tuple[str, ...] = ()
-
-    @property
-    def salvaged(self) -> bool:
-        return any(window["salvaged"] for window in self.windows)
 
 
 def merge_rank(

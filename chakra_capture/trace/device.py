@@ -10,17 +10,18 @@ from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.args import ID_ARGS
 from chakra_capture.trace.columns import MISSING, Coded, Int64, Sparse, coded, missing
 from chakra_capture.trace.events import EventReader
+from chakra_capture.trace.head import LARGEST_RANK
 from chakra_capture.trace.packed import Packed, pack
 from chakra_capture.trace.process_groups import ProcessGroup, groups_in_config
-from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, read_file
+from chakra_capture.trace.reading import ReadFile, ReadOptions, head_integer, read_file
 from chakra_capture.trace.salvage import Salvage
+from chakra_capture.trace.scanners import ScannerKind
 from chakra_capture.trace.spill import Spill
 from chakra_capture.trace.times import to_epoch
 
 # Category of "PyTorch Profiler (0)", which spans the whole recording.
 _PROFILER_SPAN = "Trace"
 
-LARGEST_RANK = 2**31 - 1
 
 # Longer than any recording, and short enough for sums over many rows to stay in 64 bits.
 _LONGEST_NS = 2**53

@@ -15,6 +15,7 @@ _INFO = re.compile(rb'"distributedInfo"\s*:\s*\{')
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
 _WORLD_SIZE = re.compile(rb'"world_size"\s*:\s*(\d{1,9})\b')
 _REACH = 2000
+LARGEST_RANK = 2**31 - 1
 _PID = rb'(?<!\\)"pid"\s*:\s*(\d{1,10})\b'
 # Metadata and device activities carry the number of a device where others have their process.
 _CPU_PID = re.compile(rb'"cat"\s*:\s*"(?:cpu_op|user_annotation|cuda_runtime|python_function)"[^{}]{0,400}?' + _PID)

@@ -13,8 +13,9 @@ from chakra_capture.trace.columns import MISSING, Coded, Int64, Rows
 from chakra_capture.trace.keys import match_keys
 from chakra_capture.trace.nodes import NodeReader
 from chakra_capture.trace.packed import Packed, pack
-from chakra_capture.trace.reading import ReadFile, ReadOptions, ScannerKind, head_integer, head_text, read_file
+from chakra_capture.trace.reading import ReadFile, ReadOptions, head_integer, head_text, read_file
 from chakra_capture.trace.salvage import Salvage
+from chakra_capture.trace.scanners import ScannerKind
 from chakra_capture.trace.spill import Spill
 
 USER_SCOPE = 7

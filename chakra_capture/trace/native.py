@@ -17,6 +17,7 @@ from chakra_capture.trace import compiled
 from chakra_capture.trace.columns import Coded, Codes, IntColumn, Rows, Sparse, code_dtype
 from chakra_capture.trace.feed import Feed, State, Step, Taker
 from chakra_capture.trace.packed import Packed, Texts, int_dtype
+from chakra_capture.trace.scanners import INTERFACE, LIBRARY
 from chakra_capture.trace.spill import Batches, Column, Spill
 
 _I64 = ctypes.c_int64
@@ -64,14 +65,10 @@ class Layout:
     wide: tuple[str, ...]
 
 
-_STEM = Path(__file__).with_name("_scan")
-_INTERFACE = 2
-
-
 @cache
-def load(stem: Path = _STEM) -> Library | None:
+def load(stem: Path = LIBRARY) -> Library | None:
     """Load the scanner; None where it is not built or not for this machine."""
-    library = compiled.load(stem, _INTERFACE)
+    library = compiled.load(stem, INTERFACE)
     try:
         for name, (result, arguments) in _SIGNATURES.items() if library else ():
             function = getattr(library, name)

@@ -8,7 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from chakra_capture.trace.files import ByteSource, Limits, empty, what_it_looks_
 from chakra_capture.trace.mend import Shape
 from chakra_capture.trace.packed import Texts
 from chakra_capture.trace.salvage import Salvage
+from chakra_capture.trace.scanners import ScannerKind
 from chakra_capture.trace.spill import Spill
 from chakra_capture.trace.text_scanner import TextScanner
 from chakra_capture.trace.walk import Walker
@@ -33,13 +33,6 @@ _BATCH = 20_000
 # Elements of one layout are read together, so a larger piece costs less for each.
 _TEXT_BUFFER_SIZE = 1 << 23
 _PYTHON_EXPORTER = b'"CPU functions"'
-
-
-class ScannerKind(StrEnum):
-    """What read a file: the C core, or msgspec where it is not built."""
-
-    NATIVE = "native"
-    MSGSPEC = "msgspec"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,6 @@ import polars as pl
 
 from chakra_capture.annotations import PHASE_NAMES
 
-SCHEMA_VERSION = 1
-
 
 @dataclass(frozen=True, slots=True)
 class Column:

@@ -11,7 +11,7 @@ from builder import TraceBuilder
 from chakra_capture.cli.merge_progress import MergeProgress, read_position
 from chakra_capture.merge.many.job import Job
 from chakra_capture.merge.many.origin import origin
-from chakra_capture.merge.rank import MergeOptions, RankReport
+from chakra_capture.merge.report import MergeOptions, RankReport
 from chakra_capture.trace.discovery import find_run
 
 

@@ -9,9 +9,10 @@ import sys
 import polars as pl
 import pytest
 
-from chakra_capture.merge.across.alignment import RunFacts, align_run
+from chakra_capture.merge.across.alignment import align_run
+from chakra_capture.merge.across.outcome import RunFacts
 from chakra_capture.merge.many.run import merge_run
-from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import find_run
 from chakra_capture.trace.merged import MergedTrace
 from integrations.communication_job import STEPS

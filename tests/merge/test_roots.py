@@ -9,7 +9,8 @@ import pytest
 from builder import TraceBuilder, assert_table, merge_files, write_json
 
 from chakra_capture.errors import TraceFileError
-from chakra_capture.merge.rank import MergeOptions, merge_rank
+from chakra_capture.merge.rank import merge_rank
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.merge.roots import add_roots
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import read_host_trace

@@ -8,7 +8,7 @@ from builder import TraceBuilder, write_json
 from chakra_capture.errors import TraceFileError
 from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
-from chakra_capture.trace.reading import ScannerKind
+from chakra_capture.trace.scanners import ScannerKind
 
 
 def read(path: Path, content: Any) -> DeviceTrace:

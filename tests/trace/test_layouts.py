@@ -16,7 +16,8 @@ from chakra_capture.trace.device import read_device_trace
 from chakra_capture.trace.dictionary import Numbers
 from chakra_capture.trace.host import read_host_trace
 from chakra_capture.trace.layouts import Block, Integers, Template, by_layout, is_integer
-from chakra_capture.trace.reading import ReadOptions, ScannerKind
+from chakra_capture.trace.reading import ReadOptions
+from chakra_capture.trace.scanners import ScannerKind
 
 KEYS = (
     "External id", "external id", "correlation", "stream", "device", "Record function id", "Sequence number", "Ev Idx",

@@ -30,7 +30,8 @@ from chakra_capture.trace import native
 from chakra_capture.trace.columns import MISSING
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.host import HostTrace, read_host_trace
-from chakra_capture.trace.reading import ReadOptions, ScannerKind
+from chakra_capture.trace.reading import ReadOptions
+from chakra_capture.trace.scanners import ScannerKind
 
 OWN = Path(__file__).resolve().parents[2] / "traces"
 HANDED = [path for root in (OWN, DATA, CASES, SAMPLES) for path in sorted(root.rglob("*.json*")) if path.is_file()]

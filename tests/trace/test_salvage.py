@@ -16,7 +16,8 @@ from chakra_capture.trace import native
 from chakra_capture.trace.device import DeviceTrace, read_device_trace
 from chakra_capture.trace.files import Limits
 from chakra_capture.trace.host import HostTrace, read_host_trace
-from chakra_capture.trace.reading import ReadOptions, ScannerKind
+from chakra_capture.trace.reading import ReadOptions
+from chakra_capture.trace.scanners import ScannerKind
 
 KINDS = [ScannerKind.MSGSPEC, *([ScannerKind.NATIVE] if native.load() else [])]
 

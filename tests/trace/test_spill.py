@@ -10,12 +10,14 @@ from builder import write_json
 from handed import DATA, require
 from same import differences
 
-from chakra_capture.merge.rank import MergeOptions, merge_rank
+from chakra_capture.merge.rank import merge_rank
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.device import read_device_trace
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.host import read_host_trace
 from chakra_capture.trace.native import load
-from chakra_capture.trace.reading import ReadOptions, ScannerKind
+from chakra_capture.trace.reading import ReadOptions
+from chakra_capture.trace.scanners import ScannerKind
 from chakra_capture.trace.spill import Spill
 
 TWIN = DATA / "pairs" / "resnet50_ddp_twin"

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,61 +13,19 @@ from polars.io.plugins import register_io_source
 
 from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
-from chakra_capture.merge.across.clocks import AGREEMENT, Clock, compare_clocks, to_reference
+from chakra_capture.merge.across.clocks import AGREEMENT, compare_clocks, to_reference
 from chakra_capture.merge.across.matching import Matches, group_table, match_operations
+from chakra_capture.merge.across.outcome import Alignment, Clock, RunFacts
 from chakra_capture.merge.across.roles import Role, roles
 from chakra_capture.merge.across.run_operations import Group, Operations, read_operations
 from chakra_capture.merge.output import write_link, write_table
 from chakra_capture.trace.columns import MISSING, Bool, Int64
-from chakra_capture.trace.schema import COLLECTIVES, SCHEMA_VERSION
+from chakra_capture.trace.schema import COLLECTIVES
 
 # Rows that are put together, and written as one row group, at a time.
 _MOST_ROWS = 1 << 16
 # Fewer operations may have equal times by chance.
 _FEWEST_COPIED = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunFacts:
-    """What the manifests of a run state: the number of ranks of the job, and the machine of each rank."""
-
-    world_size: int | None = None
-    hosts: Mapping[int, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Alignment:
-    """What matching the ranks of a run gave; the content of ``alignment.json``."""
-
-    ranks: tuple[int, ...]
-    missing_ranks: tuple[int, ...]
-    extra_ranks: tuple[int, ...]
-    unreadable: Mapping[int, str]
-    clocks: Mapping[int, Clock]
-    groups: tuple[Mapping[str, Any], ...]
-    num_operations: int
-    num_matched: int
-    notes: tuple[str, ...]
-
-    @property
-    def doubt_ns(self) -> dict[int, int]:
-        """How well the clock of each rank is known, as far as the ends of operations tell."""
-        return {rank: clock.spread_ns or 0 for rank, clock in self.clocks.items()}
-
-    def as_json(self) -> dict[str, Any]:
-        """The same as plain JSON values."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "ranks": list(self.ranks),
-            "missing_ranks": list(self.missing_ranks),
-            "extra_ranks": list(self.extra_ranks),
-            "unreadable": {str(rank): why for rank, why in self.unreadable.items()},
-            "clocks": {str(r): {**asdict(clock), "comparable": clock.comparable} for r, clock in self.clocks.items()},
-            "groups": list(self.groups),
-            "num_operations": self.num_operations,
-            "num_matched": self.num_matched,
-            "notes": list(self.notes),
-        }
 
 
 def align_run(merged_dir: Path, ranks: Mapping[int, Path], facts: RunFacts) -> Alignment:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from chakra_capture.merge.across.matching import Matches
+from chakra_capture.merge.across.outcome import Clock
 from chakra_capture.merge.across.roles import Role, waits_for
 from chakra_capture.trace.columns import LARGEST, MISSING, Bool, Int64
 
@@ -33,40 +34,6 @@ _MOST_BINS = 32
 _FEWEST_BINS = 8
 # A slope of 8 bins beyond 5 standard errors comes about by chance in 1 of 400 pairs of clocks.
 _STANDARD_ERRORS = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clock:
-    """The clock of a rank: it shows t + offset + drift (t - t0) when the reference shows t.
-
-    Attributes:
-        reference: rank whose clock counts; the lowest of those that operations link with this one.
-        drift_ppm: None where the data does not tell it from 0; then 0 is used.
-        low_ns: causality excludes a smaller offset (at this drift); high_ns: a larger one. None: not bounded.
-        spread_ns: 9 of 10 ends that the offset was found from agree within it; None where none were.
-        evidence: what the offset rests on.
-        reason: why times cannot be compared with those of the reference; None where they can.
-    """
-
-    rank: int
-    reference: int
-    t0_ns: int
-    offset_ns: int | None = None
-    drift_ppm: float | None = None
-    low_ns: int | None = None
-    high_ns: int | None = None
-    spread_ns: int | None = None
-    num_operations: int = 0
-    evidence: str
-    reason: str | None = None
-
-    @property
-    def comparable(self) -> bool:
-        return self.reason is None
-
-    @property
-    def is_bounded(self) -> bool:
-        return self.rank == self.reference or (self.low_ns is not None and self.high_ns is not None)
 
 
 def to_reference(times: Int64, clocks: Sequence[Clock], clock: Int64) -> Int64:

@@ -17,7 +17,7 @@ from chakra_capture.merge.many.executors import failure
 from chakra_capture.merge.many.job import Began, Job
 from chakra_capture.merge.many.origin import merged_from, own_version
 from chakra_capture.merge.many.remote import merge_packed, packed
-from chakra_capture.merge.rank import RankReport
+from chakra_capture.merge.report import RankReport
 from chakra_capture.trace.discovery import Run
 
 if TYPE_CHECKING:

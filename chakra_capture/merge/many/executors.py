@@ -5,7 +5,7 @@ from concurrent.futures import BrokenExecutor, Executor, Future, as_completed
 
 from chakra_capture.merge.many.job import Began, Job
 from chakra_capture.merge.many.remote import merge_packed, packed
-from chakra_capture.merge.rank import RankReport
+from chakra_capture.merge.report import RankReport
 
 
 def merge_on(executor: Executor, jobs: list[Job], began: Began, unfinished: list[Job]) -> Iterator[RankReport]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from chakra_capture import layout
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.many.origin import Origin
-from chakra_capture.merge.rank import MergeOptions, RankReport, merge_rank
+from chakra_capture.merge.report import MergeOptions, RankReport
 from chakra_capture.trace.discovery import RankFiles
 
 
@@ -38,6 +38,9 @@ Began = Callable[[Job, int | None], None]
 
 def merge_job(job: Job) -> RankReport:
     """Merge one rank; a rank that cannot be merged is a report, too."""
+    # Whoever hands out jobs, or passes one on, needs no polars.
+    from chakra_capture.merge.rank import merge_rank
+
     try:
         return merge_rank(
             job.rank,

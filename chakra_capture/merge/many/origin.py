@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from chakra_capture import layout
+from chakra_capture.trace import SCHEMA_VERSION
 from chakra_capture.trace.discovery import RankFiles
-from chakra_capture.trace.schema import SCHEMA_VERSION
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):

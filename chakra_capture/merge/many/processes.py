@@ -5,14 +5,19 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import connection
+from typing import Any, Self, TypeVar
 
+from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.many.job import Began, Job, merge_job
 from chakra_capture.merge.memory import prepare_process
-from chakra_capture.merge.rank import RankReport
+from chakra_capture.merge.report import RankReport
 
+_Result = TypeVar("_Result")
 _THREADS = "POLARS_MAX_THREADS"
 _DIED = (
     "the merging process died twice, most likely out of memory. "
@@ -27,113 +32,147 @@ def merge_here(jobs: list[Job], began: Began) -> Iterator[RankReport]:
         yield merge_job(job)
 
 
-def merge_in_processes(jobs: list[Job], began: Began, count: int, free_bytes: int | None) -> Iterator[RankReport]:
-    """Merge in worker processes; one that dies costs only the rank it had in hand, which is tried once more.
+@dataclass(slots=True)
+class Processes:
+    """Worker processes of this machine; each starts when there is work for it, and all end with the block.
 
     Not a ProcessPoolExecutor: it hangs (CPython 3.11) when a worker dies while another one starts.
 
-    Args:
-        jobs: in the order in which they are to begin.
+    Attributes:
         count: processes at most.
         free_bytes: what the ranks in work may need together; one is merged whatever it needs. None: no limit.
     """
-    waiting = deque(jobs)
-    tried: set[int] = set()
-    workers: list[_Worker] = []
-    with _one_thread_each():
-        try:
-            while waiting or any(worker.job for worker in workers):
-                _give_work(workers, waiting, began, count, free_bytes)
-                ready = connection.wait([worker.pipe for worker in workers if worker.job])
-                for worker in [w for w in workers if w.pipe in ready]:
-                    job, report = worker.take()
-                    if report is None:
-                        workers.remove(worker)
-                        if job.rank not in tried:
-                            tried.add(job.rank)
-                            waiting.append(job)
-                            continue
-                    yield report or RankReport(job.rank, error=_DIED)
-        finally:
-            for worker in workers:
-                worker.end()
 
+    count: int
+    free_bytes: int | None
+    _workers: "list[_Worker]" = field(default_factory=list, init=False)
 
-def _give_work(workers: list["_Worker"], waiting: deque[Job], began: Began, count: int, free_bytes: int | None) -> None:
-    """Give idle workers the first jobs that fit in memory; start workers while there are jobs for them."""
-    while waiting:
-        idle = next((worker for worker in workers if worker.job is None), None)
-        if idle is None and len(workers) == count:
-            return
-        in_hand = [worker.job.need_bytes for worker in workers if worker.job]
-        left = None if free_bytes is None or not in_hand else free_bytes - sum(in_hand)
-        job = next((job for job in waiting if left is None or job.need_bytes <= left), None)
-        if job is None:
-            return
-        waiting.remove(job)
-        if idle is None:
-            idle = _Worker()
-            workers.append(idle)
-        idle.give(job)
-        began(job, idle.pid)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def merge(self, jobs: list[Job], began: Began) -> Iterator[RankReport]:
+        """Merge; a process that dies costs only the rank it had in hand, which is tried once more.
+
+        Args:
+            jobs: in the order in which they are to begin.
+        """
+        waiting = deque(jobs)
+        in_hand: dict[_Worker, Job] = {}
+        tried: set[int] = set()
+        while waiting or in_hand:
+            self._give_work(waiting, in_hand, began)
+            ready = connection.wait([worker.pipe for worker in in_hand])
+            for worker in [worker for worker in in_hand if worker.pipe in ready]:
+                job, report = in_hand.pop(worker), worker.take()
+                if report is None:
+                    self._workers.remove(worker)
+                    if job.rank not in tried:
+                        tried.add(job.rank)
+                        waiting.append(job)
+                        continue
+                yield report or RankReport(job.rank, error=_DIED)
+
+    def _give_work(self, waiting: deque[Job], in_hand: "dict[_Worker, Job]", began: Began) -> None:
+        """Give idle workers the first jobs that fit in memory; start workers while there are jobs for them."""
+        while waiting and len(in_hand) < self.count:
+            used = sum(job.need_bytes for job in in_hand.values())
+            left = None if self.free_bytes is None or not in_hand else self.free_bytes - used
+            job = next((job for job in waiting if left is None or job.need_bytes <= left), None)
+            if job is None:
+                return
+            waiting.remove(job)
+            worker = next((worker for worker in self._workers if worker not in in_hand), None)
+            if worker is None:
+                worker = _Worker()
+                self._workers.append(worker)
+            in_hand[worker] = job
+            worker.give(partial(merge_job, job))
+            began(job, worker.pid)
+
+    def run(self, task: Callable[[], _Result]) -> _Result:
+        """Run a task in a worker that is there and has imported all it needs; here if there is none, or it dies.
+
+        The other workers end, and give back their memory.
+        """
+        while len(self._workers) > 1:
+            self._workers.pop().end()
+        if not self._workers:
+            return task()
+        self._workers[0].give(task)
+        answer = self._workers[0].take()
+        if isinstance(answer, ChakraCaptureError):
+            raise answer
+        result: _Result | None = answer
+        return task() if result is None else result
 
 
 class _Worker:
-    """A process that merges one rank at a time; its pipe is at its end when it has died."""
+    """A process that does one thing at a time; its pipe is at its end when it has died."""
 
     def __init__(self) -> None:
         # Not fork: polars' threads do not survive it.
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.job: Job | None = None
+        self._is_busy = False
         self._process = context.Process(target=_serve, args=(theirs,), daemon=True)
         # A process that is killed while it starts breaks this pipe too; take() finds out.
-        with theirs, suppress(OSError):
+        with theirs, _one_thread(), suppress(OSError):
             self._process.start()
 
     @property
     def pid(self) -> int | None:
         return self._process.pid
 
-    def give(self, job: Job) -> None:
-        self.job = job
+    def give(self, task: Callable[[], object]) -> None:
+        self._is_busy = True
         with suppress(OSError):
-            self.pipe.send(job)
+            self.pipe.send(task)
 
-    def take(self) -> tuple[Job, RankReport | None]:
-        """The job in hand and its report, None if the process died over it."""
-        job, self.job = self.job, None
-        assert job is not None
+    def take(self) -> Any:
+        """What the task gave, or raised of our errors; None if the process died over it."""
         try:
-            report: RankReport = self.pipe.recv()
+            result = self.pipe.recv()
         except (EOFError, OSError):
+            result = None
+        self._is_busy = False
+        if result is None:
             self.end()
-            return job, None
-        return job, report
+        return result
 
     def end(self) -> None:
         """Let an idle process go; stop one that still works."""
         self.pipe.close()
         if self._process.pid is None:
             return
-        if self.job is not None:
+        if self._is_busy:
             self._process.terminate()
         self._process.join()
 
 
-def _serve(pipe: "connection.Connection[RankReport, Job]") -> None:
+def _serve(pipe: "connection.Connection[object, Callable[[], object]]") -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     prepare_process(merges=True)
+    import chakra_capture.merge.rank  # noqa: F401  # with what it needs
+
     gc.freeze()  # what was imported stays: no need to look at it after each rank
     with suppress(EOFError), pipe:
         while True:
-            pipe.send(merge_job(pipe.recv()))
+            task = pipe.recv()
+            try:
+                result = task()
+            except ChakraCaptureError as error:
+                result = error
+            pipe.send(result)
             gc.collect()
 
 
 @contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Polars reads its thread count when first imported, so the children must find it in their environment."""
+def _one_thread() -> Iterator[None]:
+    """Polars reads its thread count when first imported, so a child must find it in its environment."""
     before = os.environ.get(_THREADS)
     os.environ[_THREADS] = "1"
     try:

@@ -5,9 +5,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from chakra_capture.trace.device import LARGEST_RANK
 from chakra_capture.trace.discovery import ManifestHead, RankFiles, Run
-from chakra_capture.trace.head import DeviceHead, HostHead, device_head, host_head
+from chakra_capture.trace.head import LARGEST_RANK, DeviceHead, HostHead, device_head, host_head
 
 # A window's clocks are read on the machine that wrote the trace: the monotonic one cannot be set, the other can.
 _SLACK_MS = 10_000

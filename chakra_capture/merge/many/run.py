@@ -4,21 +4,22 @@ import os
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from chakra_capture import layout
-from chakra_capture.merge.across.alignment import Alignment, RunFacts, align_run
+from chakra_capture.merge.across.outcome import Alignment, RunFacts
 from chakra_capture.merge.many.capacity import available_bytes, needed_bytes
 from chakra_capture.merge.many.cluster import Cluster
 from chakra_capture.merge.many.executors import merge_on
 from chakra_capture.merge.many.job import Began, Job, disown
 from chakra_capture.merge.many.origin import merged_from, origin
-from chakra_capture.merge.many.processes import merge_here, merge_in_processes
+from chakra_capture.merge.many.processes import Processes, merge_here
 from chakra_capture.merge.many.roster import Roster, check_ranks
-from chakra_capture.merge.rank import MergeOptions, RankReport
-from chakra_capture.trace import native
+from chakra_capture.merge.report import MergeOptions, RankReport
+from chakra_capture.trace import scanners
 from chakra_capture.trace.discovery import RankFiles, Run, merged_ranks
-from chakra_capture.trace.reading import ScannerKind
+from chakra_capture.trace.scanners import ScannerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +75,18 @@ def merge_run(
             watch.ended(planned)
     jobs.sort(key=lambda job: job.need_bytes, reverse=True)  # the longest last would leave the other workers idle
     watch.planned(jobs)
-    for report in _merge(jobs, workers, executor, watch.began):
-        watch.ended(report)
-        reports.append(report)
-    reports.sort(key=lambda report: report.rank)
-    watch.aligned(finish_run(run, out, reports, roster))
+    with Processes(workers or os.cpu_count() or 1, available_bytes()) as processes:
+        for report in _merge(jobs, processes, executor, watch.began):
+            watch.ended(report)
+            reports.append(report)
+        reports.sort(key=lambda report: report.rank)
+        watch.aligned(finish_run(run, out, reports, roster, processes))
     return reports
 
 
-def finish_run(run: Run, out: Path, reports: list[RankReport], roster: Roster) -> Alignment | None:
+def finish_run(
+    run: Run, out: Path, reports: list[RankReport], roster: Roster, processes: Processes
+) -> Alignment | None:
     """Make what is made from the tables of all ranks, once these are written.
 
     Of tasks that merge one rank each, only one that finds all others merged does it: the others would make it in vain.
@@ -97,7 +101,14 @@ def finish_run(run: Run, out: Path, reports: list[RankReport], roster: Roster) -
         return None
     if not merged or (len(reports) == 1 < len(ranks) and not ranks <= merged.keys()):
         return None
-    return align_run(out, merged, RunFacts(world_size=roster.world_size, hosts=roster.machines))
+    return processes.run(partial(_align, out, merged, RunFacts(world_size=roster.world_size, hosts=roster.machines)))
+
+
+def _align(out: Path, merged: dict[int, Path], facts: RunFacts) -> Alignment:
+    # Where ranks are merged by other processes, this one needs no polars.
+    from chakra_capture.merge.across.alignment import align_run
+
+    return align_run(out, merged, facts)
 
 
 def _plan(files: RankFiles, out: Path, options: MergeOptions, roster: Roster, *, again: bool) -> Job | RankReport:
@@ -111,7 +122,7 @@ def _plan(files: RankFiles, out: Path, options: MergeOptions, roster: Roster, *,
     before = None if again else merged_from(folder, made_from)
     if before is not None:
         return RankReport(files.rank, before, unchanged=True)
-    is_native = options.scanner is not ScannerKind.MSGSPEC and native.load() is not None
+    is_native = options.scanner is not ScannerKind.MSGSPEC and scanners.is_built()
     traces = [path for window in files.windows for path in window.files]
     need = needed_bytes(traces, is_native=is_native, budget=options.memory_budget)
     return Job(files, folder, options, made_from, need)
@@ -128,24 +139,24 @@ def _refusal(files: RankFiles, fault: str) -> str:
 
 
 def _merge(
-    jobs: list[Job], workers: int | None, executor: Executor | Cluster | None, began: Began
+    jobs: list[Job], processes: Processes, executor: Executor | Cluster | None, began: Began
 ) -> Iterator[RankReport]:
     if isinstance(executor, Cluster):
         yield from executor.merge([_anywhere(job) for job in jobs], began)
     elif executor is not None:
         unfinished: list[Job] = []
         yield from merge_on(executor, [_anywhere(job) for job in jobs], began, unfinished)
-        yield from merge_in_processes(unfinished, began, workers or os.cpu_count() or 1, available_bytes())
+        yield from processes.merge(unfinished, began)
     else:
-        yield from _merge_locally(jobs, workers, began)
+        yield from _merge_locally(jobs, processes, began)
 
 
-def _merge_locally(jobs: list[Job], workers: int | None, began: Began) -> Iterator[RankReport]:
-    count, free = min(workers or os.cpu_count() or 1, len(jobs)), available_bytes()
+def _merge_locally(jobs: list[Job], processes: Processes, began: Began) -> Iterator[RankReport]:
+    free = processes.free_bytes
     notes = {job.rank: _too_large(job, free) for job in jobs if free is not None and job.need_bytes > free}
     # One after the other they need no process of their own, unless one may end it for want of memory.
-    is_here = count <= 1 and (len(jobs) <= 1 or not notes)
-    merged = merge_here(jobs, began) if is_here else merge_in_processes(jobs, began, count, free)
+    is_here = len(jobs) <= 1 or (processes.count <= 1 and not notes)
+    merged = merge_here(jobs, began) if is_here else processes.merge(jobs, began)
     for report in merged:
         note = notes.get(report.rank)
         yield replace(report, notes=(*report.notes, note)) if note else report

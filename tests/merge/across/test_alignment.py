@@ -10,7 +10,8 @@ from planted import MS, START, US, Job, align, operation, write_ranks
 
 from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
-from chakra_capture.merge.across.alignment import RunFacts, align_run
+from chakra_capture.merge.across.alignment import align_run
+from chakra_capture.merge.across.outcome import RunFacts
 from chakra_capture.trace.schema import COLLECTIVES
 
 WORLD = {"group_ranks": [0, 1, 2]}

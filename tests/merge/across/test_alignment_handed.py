@@ -8,7 +8,7 @@ import pytest
 from handed import DATA, require
 
 from chakra_capture.merge.many.run import merge_run
-from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import find_run
 
 

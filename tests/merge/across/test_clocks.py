@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from planted import MS, START, US, Job, align, operation
 
-from chakra_capture.merge.across.clocks import Clock
+from chakra_capture.merge.across.outcome import Clock
 
 SECOND = 1_000_000_000
 

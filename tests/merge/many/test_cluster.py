@@ -19,7 +19,7 @@ from isal import igzip
 
 from chakra_capture.merge.many.cluster import Cluster
 from chakra_capture.merge.many.run import Watch, merge_run
-from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 MEMORY = 300_000_000

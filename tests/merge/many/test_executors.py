@@ -13,7 +13,7 @@ from builder import TraceBuilder
 
 from chakra_capture.merge.many.remote import merge_packed
 from chakra_capture.merge.many.run import Watch, merge_run
-from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 

@@ -10,9 +10,9 @@ from builder import TraceBuilder
 from chakra_capture.merge.many import run as run_module
 from chakra_capture.merge.many.job import Job
 from chakra_capture.merge.many.origin import origin
-from chakra_capture.merge.many.processes import merge_in_processes
+from chakra_capture.merge.many.processes import Processes
 from chakra_capture.merge.many.run import Watch, merge_run
-from chakra_capture.merge.rank import MergeOptions
+from chakra_capture.merge.report import MergeOptions
 from chakra_capture.trace.discovery import Run, find_run
 
 
@@ -46,9 +46,10 @@ def most_at_once(made: list[Job], count: int, free: int | None) -> tuple[int, in
         order.append(job.rank)
         most, most_bytes = max(most, len(in_work)), max(most_bytes, sum(in_work.values()))
 
-    for report in merge_in_processes(made, began, count, free):
-        assert report.error is None
-        del in_work[report.rank]
+    with Processes(count, free) as processes:
+        for report in processes.merge(made, began):
+            assert report.error is None
+            del in_work[report.rank]
     return most, most_bytes, order
 
 

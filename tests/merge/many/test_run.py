@@ -8,9 +8,10 @@ from builder import TraceBuilder
 
 from chakra_capture.layout import RunPaths
 from chakra_capture.merge.many.job import disown
+from chakra_capture.merge.many.processes import Processes
 from chakra_capture.merge.many.roster import Roster
 from chakra_capture.merge.many.run import Watch, finish_run, merge_run
-from chakra_capture.merge.rank import MergeOptions, RankReport
+from chakra_capture.merge.report import MergeOptions, RankReport
 from chakra_capture.trace.discovery import RankFiles, Run, find_run
 
 
@@ -75,5 +76,5 @@ def test_ranks_are_not_aligned_while_another_call_has_one_in_hand_that_this_one_
     reports = merge_run(run, run.merged_dir, MergeOptions(), workers=1)
     written = (run.merged_dir / "alignment.json").read_bytes()
     disown(run.merged_dir / "rank=1")  # as merging it again begins
-    assert finish_run(run, run.merged_dir, reports, Roster()) is None
+    assert finish_run(run, run.merged_dir, reports, Roster(), Processes(1, None)) is None
     assert (run.merged_dir / "alignment.json").read_bytes() == written
