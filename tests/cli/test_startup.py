@@ -1,5 +1,9 @@
 """Start-up stays short: heavy libraries are imported only by the verbs that need them."""
 
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -36,3 +40,20 @@ def test_merge_and_summary_never_import_torch(tmp_path: Path) -> None:
     modules = loaded("summary", tmp_path)
     assert "polars" in modules
     assert not modules & {"torch", "omegaconf", "hydra", "pytorch_lightning"}
+
+
+def test_the_process_that_has_ranks_merged_by_others_imports_neither_numpy_nor_polars(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        TraceBuilder(rank=rank, pid=100 + rank).op("a", 1, 1).write(tmp_path, rank)
+    assert not loaded("merge", tmp_path, "--workers", 2) & {"numpy", "polars"}
+    assert (tmp_path / "0_merged" / "collectives.parquet").exists()
+
+
+@pytest.mark.parametrize("name", ["chakra-capture", "merge-traces"])
+def test_a_worker_that_imports_the_script_it_was_started_from_does_not_import_the_command_line(name: str) -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    module, _, function = project["project"]["scripts"][name].partition(":")
+    assert callable(getattr(import_module(module), function))
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"cyclopts", "chakra_capture.cli.main"} & set(done.stdout.split())

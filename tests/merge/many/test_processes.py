@@ -2,11 +2,15 @@
 
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from builder import TraceBuilder
 
+from chakra_capture.errors import TraceFileError
+from chakra_capture.merge.across.alignment import align_run
+from chakra_capture.merge.across.outcome import RunFacts
 from chakra_capture.merge.many import run as run_module
 from chakra_capture.merge.many.job import Job
 from chakra_capture.merge.many.origin import origin
@@ -94,3 +98,23 @@ def test_one_worker_is_this_process_unless_a_rank_may_end_it_for_want_of_memory(
         watch = Watch(began=lambda _, pid, pids=pids: pids.add(pid))
         merge_run(run, run.merged_dir, MergeOptions(), workers=1, again=True, watch=watch)
         assert (pids == {os.getpid()}) == is_here
+
+
+def own_pid(dies_unless: int) -> int:
+    if os.getpid() != dies_unless:
+        os._exit(9)
+    return os.getpid()
+
+
+def test_what_follows_the_ranks_is_done_by_a_worker_that_is_there_or_here_if_there_is_none_or_it_dies(
+    tmp_path: Path,
+) -> None:
+    pids: list[int | None] = []
+    with Processes(1, None) as processes:
+        assert processes.run(os.getpid) == os.getpid()
+        (report,) = processes.merge(jobs(tmp_path, 1), lambda _, pid: pids.append(pid))
+        assert [processes.run(os.getpid)] == pids
+        with pytest.raises(TraceFileError, match="cannot be written: No such file or directory"):
+            processes.run(partial(align_run, tmp_path / "none", {0: tmp_path}, RunFacts()))
+        assert processes.run(partial(own_pid, os.getpid())) == os.getpid()
+    assert report.error is None
