@@ -128,10 +128,13 @@ def many(folder: Path, counts: list[int], rounds: int) -> Iterator[tuple[str, bo
                     costs.setdefault((way, count), []).append(merge(run, *options))
                     say(f"round {number + 1}, {way}, {count} ranks: {costs[way, count][-1].seconds:.1f} s")
     for way in ways:
-        each = {c: statistics.median(cost.seconds for cost in costs[way, c]) / c for c in counts}
+        seconds = {c: statistics.median(cost.seconds for cost in costs[way, c]) for c in counts}
+        each = {c: seconds[c] / c for c in counts}
+        more = (seconds[counts[-1]] - seconds[counts[0]]) / max(1, counts[-1] - counts[0])
         peaks = {c: statistics.median(cost.peak_bytes for cost in costs[way, c]) for c in counts}
         change = each[counts[-1]] / each[counts[0]] - 1
         shown = ", ".join(f"{c} ranks {each[c] * 1000:.1f} ms each, driver {peaks[c] / 1e6:.0f} MB" for c in counts)
+        shown += f"; {seconds[counts[0]] - more * counts[0]:.1f} s to start and end, {more * 1000:.1f} ms for each rank"
         yield f"{way}: {shown}; {change:+.0%} (bar {GROWTH_BAR:.0%})", change <= GROWTH_BAR
 
 
