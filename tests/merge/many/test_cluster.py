@@ -26,7 +26,7 @@ MEMORY = 300_000_000
 # A worker past its memory is ended by its nanny at once.
 SETTINGS = {
     "DASK_DISTRIBUTED__WORKER__MEMORY__MONITOR_INTERVAL": "20ms",
-    "PYTHONPATH": str(Path(__file__).parent),
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
 }
 
 
