@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chakra_capture.config import ChakraProfileConfig, TriggerConfig
+from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.recording.rank import RankInfo
 
 logger = logging.getLogger(__name__)
@@ -19,11 +19,6 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
             "chakra_profile.replay_data is on: values of integer tensors, training data among them, are stored beside "
             "the host trace."
         )
-    if not settings.step_windows and not settings.phases:
-        logger.warning(
-            "chakra_profile.start_step is null, and this version of chakra-capture opens no windows on demand: nothing "
-            "will be recorded. Set start_step and end_step."
-        )
     if settings.ranks is not None and not any(rank < ranks.world_size for rank in settings.ranks):
         logger.warning(
             "chakra_profile.ranks is %s but the job has %d rank(s), numbered from 0: nothing will be recorded.",
@@ -34,9 +29,7 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
 
 def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
     """Name the settings that were changed but belong to parts that do not exist yet."""
-    names = [name for name in ("log_to_logger",) if getattr(settings, name)]
-    names += ["trigger"] if settings.trigger != TriggerConfig() else []
-    return names
+    return [name for name in ("log_to_logger",) if getattr(settings, name)]
 
 
 @contextmanager
