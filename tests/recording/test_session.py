@@ -378,12 +378,20 @@ def test_copy_of_a_session_is_inert_and_leaves_the_recording_alone(tmp_path, dup
 
 
 def test_settings_of_later_versions_are_named_once(tmp_path, log):
-    with capture(settings(tmp_path, 1, 1, log_to_logger=True, trigger={"signal": "SIGUSR1"})) as session:
+    with capture(settings(tmp_path, 1, 1, trigger={"signal": "SIGUSR1"})) as session:
+        train(session, 3)
+
+    assert messages(log, logging.WARNING) == ["chakra_profile.trigger has no effect in this version of chakra-capture."]
+
+
+def test_loop_without_lightning_is_told_that_it_has_no_logger(tmp_path, log, monkeypatch):
+    monkeypatch.delitem(sys.modules, "chakra_capture.integrations.lightning", raising=False)
+    with capture(settings(tmp_path, 1, 1, log_to_logger=True)) as session:
         train(session, 3)
 
     assert messages(log, logging.WARNING) == [
-        f"chakra_profile.{name} has no effect in this version of chakra-capture."
-        for name in ("log_to_logger", "trigger")
+        "chakra_profile.log_to_logger has no effect here: it knows the loggers of a Lightning Trainer alone. The same "
+        "numbers stand in final_summary.json."
     ]
 
 
