@@ -154,7 +154,9 @@ class ChakraProfileConfig:
         boolean,
         "one plain-text line during training, on rank 0 and on a terminal: step time, phases, what that says",
     )
-    log_to_logger: bool = _setting(False, boolean, "headline numbers to the logger of the framework")
+    log_to_logger: bool = _setting(
+        False, boolean, "headline numbers and diagnosis to the loggers of a Lightning Trainer, when training ends"
+    )
     replay_data: bool = _setting(False, boolean, "record data for et_replay; this stores training data")
     validation: Validation = _setting(
         Validation.keep,

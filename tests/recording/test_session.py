@@ -377,12 +377,14 @@ def test_copy_of_a_session_is_inert_and_leaves_the_recording_alone(tmp_path, dup
     check_pair(tmp_path, [1, 2])
 
 
-def test_settings_of_later_versions_are_named_once(tmp_path, log):
+def test_loop_without_lightning_is_told_that_it_has_no_logger(tmp_path, log, monkeypatch):
+    monkeypatch.delitem(sys.modules, "chakra_capture.integrations.lightning", raising=False)
     with capture(settings(tmp_path, 1, 1, log_to_logger=True)) as session:
         train(session, 3)
 
     assert messages(log, logging.WARNING) == [
-        "chakra_profile.log_to_logger has no effect in this version of chakra-capture."
+        "chakra_profile.log_to_logger has no effect here: it knows the loggers of a Lightning Trainer alone. The same "
+        "numbers stand in final_summary.json."
     ]
 
 
