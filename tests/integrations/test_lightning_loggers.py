@@ -212,6 +212,8 @@ def test_script_under_run_has_them_from_rank_0_alone(tmp_path):
     options = ("--trace-dir", "traces", "--log-to-logger", "true")
     done = process("run", *options, script, "--", tests, cwd=tmp_path, env=environ)
     assert done.code == 0, done.err
+    assert "recorded in traces (job 0)" in done.err.replace(f"{tmp_path}/", "")
+    assert "no optimizer step" not in done.err
     assert "attached" not in done.err  # rank 1 waits for no summary, and misses none
     rank, *names = (tmp_path / "said").read_text().split()
     assert (rank, {*names}) == ("0", {f"chakra_capture/{name}" for name in NAMES})
