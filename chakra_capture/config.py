@@ -97,6 +97,11 @@ class TriggerConfig:
     )
     max: int = _setting(3, _COUNT, "how many windows may be opened on demand in one run")
 
+    @property
+    def opens_windows(self) -> bool:
+        """Whether anything can open a window."""
+        return self.max > 0 and (self.file or self.signal is not None or self.slow_factor is not None)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChakraProfileConfig:
@@ -149,7 +154,9 @@ class ChakraProfileConfig:
         boolean,
         "one plain-text line during training, on rank 0 and on a terminal: step time, phases, what that says",
     )
-    log_to_logger: bool = _setting(False, boolean, "headline numbers to the logger of the framework")
+    log_to_logger: bool = _setting(
+        False, boolean, "headline numbers and diagnosis to the loggers of a Lightning Trainer, when training ends"
+    )
     replay_data: bool = _setting(False, boolean, "record data for et_replay; this stores training data")
     validation: Validation = _setting(
         Validation.keep,
@@ -262,9 +269,7 @@ def _check_enabled(settings: ChakraProfileConfig) -> None:
             f"{SECTION}.trace_dir is null but {SECTION}.enabled is true; expected the folder for the files. "
             f"Set {SECTION}.trace_dir=./traces (it is created if missing), or {SECTION}.enabled=false."
         )
-    trigger = settings.trigger
-    on_demand = trigger.max > 0 and (trigger.file or trigger.signal is not None or trigger.slow_factor is not None)
-    if not settings.step_windows and not settings.phases and not on_demand:
+    if not settings.step_windows and not settings.phases and not settings.trigger.opens_windows:
         raise SettingsError(
             f"{SECTION}.start_step is null, {SECTION}.phases is false and {SECTION}.trigger opens no window, so "
             f"nothing would be recorded; expected at least one of them. "
@@ -281,6 +286,11 @@ def _without_effect(settings: ChakraProfileConfig) -> list[str]:
         ]
     else:
         found = []
+    if settings.trigger.slow_factor is not None and not settings.phases:
+        found.append(
+            f"{SECTION}.trigger.slow_factor has no effect with {SECTION}.phases=false: nothing times the steps then. "
+            f"Set {SECTION}.phases=true."
+        )
     for window in settings.step_windows:
         length = window.end_step - window.start_step + 1
         if window.warmup_steps == 0 and window.active_steps not in (1, length):

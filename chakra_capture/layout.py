@@ -14,6 +14,8 @@ RUN_FOLDER = "run"
 MERGED_FOLDER = "merged"
 CLAIM_FILE = "run.json"
 SUMMARY_FILE = "final_summary.json"
+TRIGGER_FILE = "trigger.json"
+TRIGGER_ANSWER_FILE = "trigger-answer.json"
 
 NODES_FILE = "nodes.parquet"
 EDGES_FILE = "edges.parquet"
@@ -112,6 +114,15 @@ class RunPaths:
     @property
     def summary(self) -> Path:
         return self.run_dir / SUMMARY_FILE
+
+    @property
+    def trigger_request(self) -> Path:
+        """File by which somebody asks the running job for a window."""
+        return self.run_dir / TRIGGER_FILE
+
+    @property
+    def trigger_answer(self) -> Path:
+        return self.run_dir / TRIGGER_ANSWER_FILE
 
     def merged_rank(self, rank: int) -> Path:
         return self.merged_dir / rank_folder_name(rank)

@@ -44,7 +44,8 @@ _WATCHED = {
 # Files that take minutes, most of it in processes of their own. They begin first, or at the end one core would wait.
 _LONG = (
     "test_chaos", "integrations/", "test_demo", "runner/", "test_dataloading_study", "test_interrupts", "phases/",
-    "recording/", "test_packaging", "test_hydra", "test_config", "test_examples", "merge/many", "test_merge_ranks",
+    "recording/", "test_gpu_check", "test_submitit",
+    "test_packaging", "test_hydra", "test_config", "test_examples", "merge/many", "test_merge_ranks",
 )  # fmt: skip
 
 

@@ -1,6 +1,5 @@
 """The example configurations: every command of configs/README.md runs and leaves the files that it promises."""
 
-import importlib.util
 import os
 import re
 import shlex
@@ -9,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from chakra_capture.layout import RunPaths
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 COMMANDS = re.findall(r"^\| `python (configs/[^`]+)` \|", (CONFIGS / "README.md").read_text(), re.MULTILINE)
-HAS_SUBMITIT = importlib.util.find_spec("hydra_plugins.hydra_submitit_launcher") is not None
 
 
 def run(command: str, folder: Path) -> str:
@@ -44,7 +43,7 @@ def promised_steps(command: str) -> set[int]:
     return {5, 6, 7, 8, 9, 10} if "nemo_app" in command else {2}
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if "slurm" not in command])
+@pytest.mark.parametrize("command", [command for command in COMMANDS if not re.search("slurm|submitit", command)])
 def test_documented_command_records_the_promised_steps_in_both_files(command: str, tmp_path: Path) -> None:
     run(command, tmp_path)
     folders = sorted(tmp_path.glob("**/traces"))
@@ -61,11 +60,11 @@ def test_documented_command_records_the_promised_steps_in_both_files(command: st
 
 def test_documented_slurm_command_composes(tmp_path: Path) -> None:
     (command,) = [command for command in COMMANDS if "slurm" in command]
-    without_launcher = command if HAS_SUBMITIT else command.replace("hydra/launcher=submitit_slurm", "")
-    job = run(without_launcher.replace("--multirun", "--cfg job"), tmp_path)
-    assert "chakra_profile:\n  enabled: true\n" in job
-    assert "warmup_steps: 2\n" in job
-    assert "job_id: null\n" in job
+    composed = yaml.safe_load(run(command.replace("--multirun hidden=32,64", "--cfg all"), tmp_path))
+    launcher, settings = composed["hydra"]["launcher"], composed["chakra_profile"]
+    assert launcher["_target_"].endswith("SlurmLauncher")
+    assert (launcher["nodes"], launcher["tasks_per_node"], launcher["max_num_timeout"]) == (2, 8, 3)
+    assert (settings["enabled"], settings["warmup_steps"], settings["job_id"]) == (True, 2, None)
 
 
 def test_every_example_is_documented() -> None:

@@ -14,12 +14,14 @@ from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
 from chakra_capture.cli.query import query
 from chakra_capture.cli.summary import summary
+from chakra_capture.cli.trigger import trigger
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.memory import prepare_process
 
 _HELP = """Record, merge, check and explain PyTorch training traces.
 
     chakra-capture run train.py         record a training script as it is
+    chakra-capture trigger TRACE_DIR    record some steps of a running job now
     chakra-capture merge TRACE_DIR      link host and device traces of all ranks
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
@@ -45,6 +47,7 @@ def app() -> App:
     built.command(query)
     built.command(doctor)
     built.command(config)
+    built.command(trigger)
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built

@@ -89,7 +89,7 @@ def overwrite(paths: RunPaths, claimant: Claimant) -> None:
     discard(paths.memory_snapshot(ranks.rank))
     _discard_folders(paths, lambda rank: rank == ranks.rank)
     if ranks.rank == 0:
-        discard(paths.summary)
+        discard(paths.summary, paths.trigger_request, paths.trigger_answer)
         own = {paths.manifest(rank).name.removesuffix(".json") for rank in range(ranks.world_size)}
         discard(*(path for path in _trace_files(paths) if path.name.split(".", 1)[0] not in own))
         _discard_folders(paths, lambda rank: rank >= ranks.world_size)

@@ -2,15 +2,14 @@
 
 import logging
 
-from chakra_capture.config import ChakraProfileConfig
+from chakra_capture.config import ChakraProfileConfig, WindowConfig
 from chakra_capture.recording.manifest import CycleRecord, Reason
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run
-from chakra_capture.recording.window import NEVER, Cycle, StepPlan
+from chakra_capture.recording.window import ALWAYS, NEVER, Cycle, StepPlan
 
 logger = logging.getLogger(__name__)
 
-ALWAYS = -1
 _CUT_OFF = (Reason.exception, Reason.terminated)
 _EARLY_ENDS = (*_CUT_OFF, Reason.training_ended, Reason.process_exit, Reason.steps_repeated)
 
@@ -36,6 +35,14 @@ class Cycles:
         """Say whether anything is to be recorded at all."""
         return bool(self._plan.cycles)
 
+    def add(self, window: WindowConfig, why: str) -> None:
+        """Plan one more window, which begins now or later and shares no step with another."""
+        self._plan = self._plan.with_window(window, why)
+
+    def free_from(self, step: int, num_steps: int) -> int:
+        """Return the first step from ``step`` on that begins ``num_steps`` outside of every window."""
+        return self._plan.free_from(step, num_steps)
+
     @property
     def at_hand(self) -> tuple[Recorder, ...]:
         """The recorders that still hold the process's profiler or observer."""
@@ -56,7 +63,7 @@ class Cycles:
         """Begin a step."""
         if self._first_step is None:
             self._first_step = step
-            if self._plan.next_step(step) == NEVER:
+            if self.is_planned and self._plan.next_step(step) == NEVER:
                 logger.warning(
                     "The profiling window %s is already past at global_step %d; nothing will be recorded. "
                     "Set chakra_profile.start_step and end_step to later steps.",

@@ -32,10 +32,9 @@ class LiveLine:
 
     def add(self, step: int, done: Stretch) -> None:
         """Take a step that has ended."""
-        between = sum(total.ns for name, total in done.totals.items() if name in BETWEEN_STEPS)
         self._step = step
         self._count += 1
-        self._ns += done.end_ns - done.begin_ns - between
+        self._ns += done.work_ns
         for name, total in done.totals.items():
             if name not in BETWEEN_STEPS:
                 self._phases[name] = self._phases.get(name, 0) + total.ns

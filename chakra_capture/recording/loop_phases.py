@@ -46,8 +46,15 @@ class LoopPhases:
         self._environ: Any = os.environ if raw is None else raw
         self._switch: Any = DISABLED_VARIABLE if raw is None else os.environ.encodekey(DISABLED_VARIABLE)
 
-    def open(self, run: Run, max_steps: int | None, *, is_live: bool = False) -> None:
-        """Begin to record; ``is_live`` shows a line on the terminal meanwhile."""
+    def open(
+        self,
+        run: Run,
+        max_steps: int | None,
+        *,
+        is_live: bool = False,
+        watch: Callable[[int, int], None] | None = None,
+    ) -> None:
+        """Begin to record; ``is_live`` shows a line on the terminal meanwhile, ``watch`` is told what steps take."""
         path, goes_on = run.paths.phases_file(run.manifest.rank), run.has_phases
         if run.is_timing:
             _say_once(run, _TWO_AT_ONCE.format(path=path))
@@ -56,7 +63,9 @@ class LoopPhases:
         self._run, device = run, device_clock()
         live = LiveLine.on_terminal(run.manifest.rank) if is_live else None
         self.steps = run.disk.do(
-            lambda: StepPhases(path, run.manifest, max_steps=max_steps, goes_on=goes_on, device=device, live=live)
+            lambda: StepPhases(
+                path, run.manifest, max_steps=max_steps, goes_on=goes_on, device=device, live=live, watch=watch
+            )
         )
 
     def hook(self, name: str, install: Callable[[], Callable[[], None]]) -> None:

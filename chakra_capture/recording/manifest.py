@@ -53,6 +53,7 @@ class CycleRecord:
     active_steps: int
     first_step: int
     last_step: int
+    asked_by: str | None = None  # why a window on demand was opened
     steps: list[int] = field(default_factory=list)
     partial_step: int | None = None
     aborted_steps: list[int] = field(default_factory=list)

@@ -1,28 +1,29 @@
 """What is said before training starts about settings that will record nothing, or less than they ask for."""
 
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from chakra_capture.config import ChakraProfileConfig, TriggerConfig
+from chakra_capture.config import ChakraProfileConfig
 from chakra_capture.recording.rank import RankInfo
 
 logger = logging.getLogger(__name__)
 
+_KNOWS_LOGGERS = "chakra_capture.integrations.lightning"
+
 
 def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> None:
     """Say once per job which settings have no effect."""
-    for name in _settings_without_effect(settings):
-        logger.warning("chakra_profile.%s has no effect in this version of chakra-capture.", name)
+    if settings.log_to_logger and _KNOWS_LOGGERS not in sys.modules:
+        logger.warning(
+            "chakra_profile.log_to_logger has no effect here: it knows the loggers of a Lightning Trainer alone. The "
+            "same numbers stand in final_summary.json."
+        )
     if settings.replay_data:
         logger.warning(
             "chakra_profile.replay_data is on: values of integer tensors, training data among them, are stored beside "
             "the host trace."
-        )
-    if not settings.step_windows and not settings.phases:
-        logger.warning(
-            "chakra_profile.start_step is null, and this version of chakra-capture opens no windows on demand: nothing "
-            "will be recorded. Set start_step and end_step."
         )
     if settings.ranks is not None and not any(rank < ranks.world_size for rank in settings.ranks):
         logger.warning(
@@ -30,13 +31,6 @@ def warn_of_what_will_not_be(settings: ChakraProfileConfig, ranks: RankInfo) -> 
             list(settings.ranks),
             ranks.world_size,
         )
-
-
-def _settings_without_effect(settings: ChakraProfileConfig) -> list[str]:
-    """Name the settings that were changed but belong to parts that do not exist yet."""
-    names = [name for name in ("log_to_logger",) if getattr(settings, name)]
-    names += ["trigger"] if settings.trigger != TriggerConfig() else []
-    return names
 
 
 @contextmanager

@@ -59,6 +59,7 @@ class Recorder:
             active_steps=window.active_steps,
             first_step=cycle.first_step,
             last_step=cycle.last_step,
+            asked_by=cycle.asked_by,
         )
         self._relay: Relay | None = None
         self._observer: HostObserver | None = None

@@ -28,6 +28,7 @@ class Run:
     disk: Disk
     next_cycle: int = 0
     shortfall: Reason | None = None
+    num_demanded: int = 0  # windows on demand that were announced
     has_phases: bool = False
     is_timing: bool = False  # a session of the process writes phases now
 

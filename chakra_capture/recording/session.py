@@ -18,7 +18,7 @@ from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsEr
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import registry
 from chakra_capture.recording.batches import batch_size
-from chakra_capture.recording.cycles import ALWAYS, Cycles
+from chakra_capture.recording.cycles import Cycles
 from chakra_capture.recording.disk import Disk
 from chakra_capture.recording.loop_phases import LoopPhases
 from chakra_capture.recording.manifest import Reason, settings_in_effect
@@ -27,7 +27,8 @@ from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
 from chakra_capture.recording.summary_process import write_summary
-from chakra_capture.recording.window import NEVER
+from chakra_capture.recording.trigger import Trigger
+from chakra_capture.recording.window import ALWAYS, NEVER
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Session:
         self._run: Run | None = None
         self._cycles: Cycles | None = None
         self._phases = LoopPhases()
+        self._trigger: Trigger | None = None
         self._is_faulty = False
         self._asked: _Request | None = None
         # The whole hot path: below this step there is nothing to do.
@@ -307,6 +309,7 @@ class Session:
         """Finish what is being recorded and say in the manifest what was and why; later calls do nothing."""
         run = self._run
         with registry.signals_wait():
+            self._close_trigger()
             self._next_step = NEVER
             if self._run is None:
                 registry.remove_session(self)
@@ -369,6 +372,9 @@ class Session:
         self._next_step = NEVER
         self._run = self._cycles = None
         self._phases = LoopPhases()
+        trigger, self._trigger = self._trigger, None
+        if trigger is not None:
+            trigger.forget_in_child()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy must not share the process's profiler: a module that holds a session is copied (EMA) and pickled.
@@ -429,6 +435,7 @@ class Session:
 
     def _disarm(self) -> None:
         """Put everything back, keeping what has been recorded."""
+        self._close_trigger()
         self._next_step = NEVER
         self._timed(self._phases.leave_window)
         run, cycles = self._run, self._cycles
@@ -457,13 +464,17 @@ class Session:
         run.manifest.settings = settings_in_effect(settings)  # of the latest fit, if there are several
         self._run, self._cycles = run, Cycles(settings, run)
         self._is_faulty = False
+        if settings.trigger.opens_windows:
+            self._trigger = trigger = Trigger(settings, run, self._wake)
+            trigger.start()
         if settings.phases:
-            self._timed(lambda: self._phases.open(run, settings.max_recorded_steps, is_live=settings.live))
+            watch = self._trigger.watch if self._trigger is not None else None
+            self._timed(lambda: self._phases.open(run, settings.max_recorded_steps, is_live=settings.live, watch=watch))
         if ranks.rank == 0:
             warn_of_what_will_not_be(settings, ranks)
         if self._records and self._cycles.is_planned:
             self._next_step = ALWAYS
-            registry.handle_sigterm()
+        registry.handle_sigterm()
 
     @property
     def _records(self) -> bool:
@@ -475,18 +486,38 @@ class Session:
             self._answer(self._asked)
         elif self._cycles is not None:
             before = self._recorder
+            self._open_on_demand(step, self._cycles)
             self._apart(self._cycles.enter, int(step))
             self._note_window(before)
-            self._next_step = self._cycles.next_step(step)
+            self._look_ahead(step, self._cycles)
 
     def _leave(self, step: int) -> None:
         if self._cycles is not None:
             before = self._recorder
             self._apart(self._cycles.leave, int(step))
             self._note_window(before)
-            self._next_step = self._cycles.next_step(step + 1)
+            self._look_ahead(step + 1, self._cycles)
         if self._asked is not None:
             self._answer(self._asked)
+
+    def _open_on_demand(self, step: int, cycles: Cycles) -> None:
+        if self._trigger is not None and (found := self._trigger.attend(step, cycles.free_from)) is not None:
+            cycles.add(found.window, found.why)
+
+    def _look_ahead(self, step: int, cycles: Cycles) -> None:
+        # In this order: the trigger's thread may wake this one in between, and that must not be undone.
+        self._next_step = cycles.next_step(step)
+        if self._trigger is not None and (wanted := self._trigger.next_step) < self._next_step:
+            self._next_step = wanted
+
+    def _wake(self) -> None:
+        """Have the next step told to the trigger; called from its thread."""
+        self._next_step = ALWAYS
+
+    def _close_trigger(self) -> None:
+        trigger, self._trigger = self._trigger, None
+        if trigger is not None:
+            trigger.close()
 
     def _apart(self, action: Callable[[int], None], step: int) -> None:
         """Run ``action`` of the window; a window that ends may take minutes, and they are not the training's."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import Any, Protocol
 
-from chakra_capture.annotations import BACKWARD, FORWARD
+from chakra_capture.annotations import BACKWARD, BETWEEN_STEPS, FORWARD
 
 # So many spans of one step, or of one gap, keep their bounds; the sums count all.
 _MOST_SPANS = 256
@@ -80,6 +80,12 @@ class Stretch:
         self.spans: list[tuple[str, int, int]] = []
         self.marks: list[Marks] = []
         self.unmarked = _NO_NAMES
+
+    @property
+    def work_ns(self) -> int:
+        """Time without what comes between two steps: a step that accumulates may hold some."""
+        between = sum(total.ns for name, total in self.totals.items() if name in BETWEEN_STEPS)
+        return self.end_ns - self.begin_ns - between
 
 
 class _Open:

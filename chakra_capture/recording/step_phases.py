@@ -44,6 +44,7 @@ class StepPhases:
         max_steps: stop after so many steps.
         device: times phases on the device, too.
         live: shows what the steps take.
+        watch: told number and time (ns) of each step that nothing disturbed.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class StepPhases:
         max_steps: int | None = None,
         device: DeviceClock | None = None,
         live: LiveLine | None = None,
+        watch: Callable[[int, int], None] | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._path, self._device, self._live, self._clock = path, device, live, clock
+        self._path, self._device, self._live, self._watch, self._clock = path, device, live, watch, clock
         part = part_path(path)
         if goes_on and path.exists():
             os.replace(path, part)
@@ -146,6 +148,8 @@ class StepPhases:
         number, flags, memory = note
         if self._live is not None:
             self._live.add(number, done)
+        if self._watch is not None and not flags:
+            self._watch(number, done.work_ns)
         ended = _Ended(number, done, gap, flags, memory)
         self._gap = None
         if done.marks or self._pending:

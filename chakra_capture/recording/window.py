@@ -1,13 +1,15 @@
 """Which global steps are recorded: settings in, an action per step out; no torch, no state."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 
 from chakra_capture.config import WindowConfig
 
 NEVER = sys.maxsize
+ALWAYS = -1
 
 
 class Action(Enum):
@@ -29,6 +31,7 @@ class Cycle:
     last_step: int
     opens_window: bool
     closes_window: bool
+    asked_by: str | None = None
 
     @property
     def steps(self) -> range:
@@ -54,7 +57,9 @@ def _spans(window: WindowConfig) -> list[tuple[int, int, int]]:
 class StepPlan:
     """The cycles of a job, in step order, and what they ask for at a given step."""
 
-    def __init__(self, windows: Sequence[WindowConfig]) -> None:
+    def __init__(self, windows: Sequence[WindowConfig], on_demand: Mapping[int, str] = MappingProxyType({})) -> None:
+        """Plan ``windows``; ``on_demand`` says of some, by their first step, why they were asked for."""
+        self._windows, self._on_demand = tuple(windows), on_demand
         cycles: list[Cycle] = []
         for window in sorted(windows, key=lambda w: w.start_step):
             spans = _spans(window)
@@ -68,9 +73,21 @@ class StepPlan:
                         last_step=last,
                         opens_window=position == 0,
                         closes_window=position == len(spans) - 1,
+                        asked_by=on_demand.get(window.start_step),
                     )
                 )
         self.cycles = tuple(cycles)
+
+    def with_window(self, window: WindowConfig, why: str) -> "StepPlan":
+        """The plan with one more window, asked for on demand; what comes before it keeps its index."""
+        return StepPlan([*self._windows, window], {**self._on_demand, window.start_step: why})
+
+    def free_from(self, step: int, num_steps: int) -> int:
+        """Return the first step from ``step`` on that begins ``num_steps`` outside of every cycle."""
+        for cycle in self.cycles:
+            if step <= cycle.last_step and cycle.prepare_step < step + num_steps:
+                step = cycle.last_step + 1
+        return step
 
     def cycle_at(self, step: int) -> Cycle | None:
         """Return the cycle that warms up or records at ``step``."""

@@ -5,23 +5,25 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
+from chakra_capture.config import ChakraProfileConfig
+from chakra_capture.layout import RunPaths
 from chakra_capture.recording.manifest import Reason
-from chakra_capture.recording.run import Run
+from chakra_capture.recording.run import planned_paths
 
 _RANKS_LIMIT_S = 10.0
 _COMMAND_LIMIT_S = 600.0
 
 
-def show_run(run: Run, *, merge: bool) -> None:
+def show_run(paths: RunPaths, num_ranks: int, *, merge: bool) -> None:
     """Print on stderr what a run says of itself; whatever goes wrong here is not the script's fault."""
-    paths = run.paths
     say(f"recorded in {paths.trace_dir} (job {paths.job})")
     if merge:
-        _wait_for_ranks(run)
-        _command("merge", run)
-        _command("summary", run)
+        _wait_for_ranks(paths, num_ranks)
+        _command("merge", paths)
+        _command("summary", paths)
         return
     text = _text_of(paths.summary)
     _write(f"{text}\n" if text else "")
@@ -39,11 +41,22 @@ def _write(text: str) -> None:
         sys.stderr.write(text)
 
 
-def _wait_for_ranks(run: Run) -> None:
+def runs_since(settings: ChakraProfileConfig, began: float) -> list[RunPaths]:
+    """The runs that processes of the script, which have ended, began under its name after Unix time ``began`` (s)."""
+    found = []
+    for paths in map(planned_paths(settings).suffixed, count()):
+        with suppress(OSError):
+            if paths.claim.stat().st_mtime >= began:
+                found.append(paths)
+        if not (paths.run_dir.exists() or paths.host_dir.exists()):
+            return found
+    raise AssertionError("numbers do not end")
+
+
+def _wait_for_ranks(paths: RunPaths, num_ranks: int) -> None:
     """Ranks of one job end a little apart."""
     deadline = time.monotonic() + _RANKS_LIMIT_S
-    ranks = range(run.manifest.world_size)
-    while time.monotonic() < deadline and not all(_is_over(run.paths.manifest(rank)) for rank in ranks):
+    while time.monotonic() < deadline and not all(_is_over(paths.manifest(rank)) for rank in range(num_ranks)):
         time.sleep(0.1)
 
 
@@ -61,8 +74,8 @@ def _text_of(summary: Path) -> str:
         return ""
 
 
-def _command(verb: str, run: Run) -> None:
-    command = [sys.executable, "-P", "-m", "chakra_capture", verb, str(run.paths.trace_dir), "--job", run.paths.job]
+def _command(verb: str, paths: RunPaths) -> None:
+    command = [sys.executable, "-P", "-m", "chakra_capture", verb, str(paths.trace_dir), "--job", paths.job]
     try:
         subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), timeout=_COMMAND_LIMIT_S, check=False

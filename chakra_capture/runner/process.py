@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -13,7 +14,7 @@ from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.recording import registry
 from chakra_capture.recording.manifest import Reason
 from chakra_capture.recording.session import Session
-from chakra_capture.runner.ending import say, show_run
+from chakra_capture.runner.ending import runs_since, say, show_run
 from chakra_capture.runner.frameworks import Frameworks
 from chakra_capture.runner.imports import when_imported
 from chakra_capture.runner.loop_watch import LoopWatch
@@ -74,6 +75,7 @@ class _Recording:
         self._plan, self._settings = plan, settings
         self._loop = LoopWatch(self._open_session)
         self._has_framework = self._is_refused = False
+        self._began = time.time()
 
     def watch(self) -> None:
         """Look out for the frameworks a script may load."""
@@ -120,16 +122,17 @@ class _Recording:
     def _finish(self, error: BaseException | None) -> None:
         self._end_loop(error)
         runs = registry.runs_of_process()
-        if (
-            not runs
-            and not self._is_refused
-            and (error is None or isinstance(error, SystemExit))
-            and os.environ.get("RANK", "0") == "0"
-        ):
-            say(_NOTHING.format(self._plan.target))
         for run in runs:
             if run.manifest.rank == 0:
-                show_run(run, merge=self._plan.merge)
+                show_run(run.paths, run.manifest.world_size, merge=self._plan.merge)
+        if runs or os.environ.get("RANK", "0") != "0":
+            return
+        # Ranks that it has forked, as Lightning's ddp_fork does, have recorded for themselves.
+        of_children = runs_since(self._settings, self._began)
+        for paths in of_children:
+            show_run(paths, 0, merge=self._plan.merge)
+        if not of_children and not self._is_refused and (error is None or isinstance(error, SystemExit)):
+            say(_NOTHING.format(self._plan.target))
 
     def _end_loop(self, error: BaseException | None) -> None:
         loop = self._loop

@@ -224,6 +224,18 @@ def test_sigterm_before_and_after_the_window(tmp_path, handled):
     assert manifest(tmp_path / "1")["reason"] == "complete"
 
 
+def test_sigterm_ends_the_phases_of_a_session_without_a_window(tmp_path, handled):
+    with capture(settings(tmp_path, None, None)) as session:
+        train(session, 3)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert files(tmp_path) == ["0_phases/rank-0.jsonl", "0_run/rank-0.json", "0_run/run.json"]
+        train(session, 6, first=3)
+
+    assert len(handled) == 1
+    assert manifest(tmp_path)["reason"] == "no window"
+    assert '"step":2,' in (tmp_path / "0_phases/rank-0.jsonl").read_text()
+
+
 def test_ignored_sigterm_stays_ignored(tmp_path):
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from chakra_capture.config import settings_from
 from chakra_capture.errors import MissingDependencyError
 from chakra_capture.integrations.ending import close_and_detach
+from chakra_capture.integrations.lightning.loggers import LoggedSummary
 from chakra_capture.integrations.lightning.steps import StepFollower
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording.manifest import Reason
@@ -61,10 +62,11 @@ class ChakraProfileCallback(_Callback):
         self._trainer: Any = None
         self._expected: Any = None
         self._before: list[Any] | None = None
+        self._logged: LoggedSummary | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle of a running callback is one that has not started.
-        nothing = dict.fromkeys(("_session", "_follower", "_trainer", "_expected", "_before"))
+        nothing = dict.fromkeys(("_session", "_follower", "_trainer", "_expected", "_before", "_logged"))
         return {**vars(self), **nothing}
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -153,6 +155,8 @@ class ChakraProfileCallback(_Callback):
         if self._session.paths is None:
             self._session = self._trainer = None
             return None
+        if self.settings.log_to_logger and trainer.is_global_zero:
+            self._logged = LoggedSummary(trainer, self._session.paths.summary)
         return self._session.paths
 
     def _close(self, trainer: Any, reason: Reason, error: BaseException | None = None) -> None:
@@ -161,8 +165,11 @@ class ChakraProfileCallback(_Callback):
         self._trainer = None
         session, self._session = self._session, None
         follower, self._follower = self._follower, None
+        logged, self._logged = self._logged, None
         self._give_back_the_first_place(trainer)
         close_and_detach(session, follower, reason, error)
+        if logged is not None:
+            logged.attach()
 
     def _give_back_the_first_place(self, trainer: Any) -> None:
         """Stand again behind those that stood before us; what others have changed in the list stays."""
