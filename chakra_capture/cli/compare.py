@@ -7,7 +7,9 @@ from cyclopts import Parameter
 
 from chakra_capture import layout
 from chakra_capture.cli.output import (
+    EXIT_INCONCLUSIVE,
     EXIT_OK,
+    EXIT_REGRESSION,
     UsageError,
     console,
     duration,
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
     from chakra_capture.analysis.compare import Comparison, RunSteps
 
-EXIT_INCONCLUSIVE = 3
-EXIT_REGRESSION = 4
 _NAME = 16
 _JSON_NAME, _TEXT_NAME = "compare.json", "compare.txt"
 # Of TraceML's summaries: its averages in ms by our names.

@@ -15,6 +15,7 @@ from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, pr
 from chakra_capture.cli.query import query
 from chakra_capture.cli.summary import summary
 from chakra_capture.cli.trigger import trigger
+from chakra_capture.cli.validate import validate
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.memory import prepare_process
 
@@ -26,6 +27,7 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
+    chakra-capture validate TRACE_DIR   replay the run: are its dependencies right?
     chakra-capture doctor TRACE_DIR     see what can be recorded here
     chakra-capture config FILE          see a job's settings and their origins
 
@@ -48,6 +50,7 @@ def app() -> App:
     built.command(doctor)
     built.command(config)
     built.command(trigger)
+    built.command(validate)
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built

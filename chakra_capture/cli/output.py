@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 EXIT_OK = 0
 EXIT_BAD_INPUT = 1
 EXIT_USAGE = 2
+EXIT_INCONCLUSIVE = 3
+EXIT_REGRESSION = 4
 
 
 class UsageError(ChakraCaptureError):

@@ -1,0 +1,1 @@
+"""Replay of merged traces: the proof that their dependencies are right, and the engine of what-if."""

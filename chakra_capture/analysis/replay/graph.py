@@ -1,0 +1,74 @@
+"""Points in time joined by edges ``dst >= src + lag``: when each is reached, and by which edge."""
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+
+from chakra_capture.errors import ChakraCaptureError
+
+
+class ReplayError(ChakraCaptureError):
+    """A trace whose dependencies go round in a circle cannot be replayed."""
+
+
+@dataclass(slots=True)
+class Graph:
+    """Points with the time they were recorded at (ns), edges between them, and points that stand at a given time."""
+
+    recorded: list[int] = field(default_factory=list)
+    src: list[int] = field(default_factory=list)
+    dst: list[int] = field(default_factory=list)
+    lag: list[int] = field(default_factory=list)
+    kind: list[str] = field(default_factory=list)
+    anchors: dict[int, int] = field(default_factory=dict)
+
+    def point(self, recorded: int) -> int:
+        """Add a point and return its number."""
+        self.recorded.append(recorded)
+        return len(self.recorded) - 1
+
+    def edge(self, src: int, dst: int, lag: int, kind: str) -> None:
+        """Add an edge; ``lag`` (ns) may be negative."""
+        self.src.append(src)
+        self.dst.append(dst)
+        self.lag.append(lag)
+        self.kind.append(kind)
+
+    def solve(self) -> list[int]:
+        """Return the earliest time of each point, ns; one that waits for nothing stands where it was recorded.
+
+        Raises:
+            ReplayError: the edges go round in a circle.
+        """
+        num_points = len(self.recorded)
+        outgoing: list[list[int]] = [[] for _ in range(num_points)]
+        missing = [0] * num_points
+        for edge, (src, dst) in enumerate(zip(self.src, self.dst, strict=True)):
+            outgoing[src].append(edge)
+            missing[dst] += 1
+        ready = deque(point for point in range(num_points) if not missing[point])
+        times: list[int | None] = [None] * num_points
+        for point in ready:
+            times[point] = self.recorded[point]
+        for point, anchor in self.anchors.items():
+            times[point] = anchor
+        num_reached, lag, dst_of = 0, self.lag, self.dst
+        while ready:
+            point = ready.popleft()
+            num_reached += 1
+            time = times[point]
+            assert time is not None
+            for edge in outgoing[point]:
+                dst, reached = dst_of[edge], time + lag[edge]
+                before = times[dst]
+                times[dst] = reached if before is None else max(before, reached)
+                missing[dst] -= 1
+                if not missing[dst]:
+                    ready.append(dst)
+        if num_reached < num_points:
+            kinds = Counter(kind for kind, dst in zip(self.kind, self.dst, strict=True) if missing[dst])
+            raise ReplayError(
+                f"{num_points - num_reached} of {num_points} points wait for each other in a circle, through edges "
+                f"{', '.join(f'{kind} ({count})' for kind, count in kinds.most_common(5))}; a replay needs an order. "
+                "This is a fault of the replay: please report it with the trace."
+            )
+        return [time for time in times if time is not None]

@@ -1,0 +1,139 @@
+"""A replay of one or several ranks: durations and dependencies in, times of all points out.
+
+CPU segments cost what they took; starts on the device, waits for it, and waits for other ranks are derived (class
+mode: one median lag per class and trace). The rules, their order and the constants are those measured on real traces.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from chakra_capture.analysis.replay.activities import Activities, add_launches, read_activities, span
+from chakra_capture.analysis.replay.gloo import GlooOperations, add_gloo
+from chakra_capture.analysis.replay.graph import Graph
+from chakra_capture.analysis.replay.handover import add_handovers
+from chakra_capture.analysis.replay.rows import Rows
+from chakra_capture.analysis.replay.streams import StreamWaits, add_stream_waits, read_stream_waits
+from chakra_capture.analysis.replay.threads import Threads, read_threads
+from chakra_capture.analysis.replay.waits import add_blocking_copies, add_full_queues, add_syncs
+
+# What can be left out, to see what it buys. A graph with a part of them can be worse than one with none.
+RULES = ("stream_order", "sync", "blocking_copies", "hand_over", "event_wait", "full_queue", "contention", "gloo")
+
+
+@dataclass(frozen=True, slots=True)
+class RankReplay:
+    """One rank in a replay.
+
+    Attributes:
+        clock_ns: added to its times, so that those of all ranks are on one clock.
+        num_full: launches that found their queue full.
+    """
+
+    rows: Rows
+    threads: Threads
+    activities: Activities
+    waits: StreamWaits
+    gloo: GlooOperations
+    clock_ns: int
+    num_full: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Ranks replayed together.
+
+    Attributes:
+        times: when each point is reached, ns on the clock of the recorded times.
+    """
+
+    graph: Graph
+    ranks: dict[int, RankReplay]
+    times: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One collective: rank -> its row there; it is over when the last has come and the transfer is done."""
+
+    rows: dict[int, int]
+
+
+def replay(
+    ranks: dict[int, Rows],
+    meetings: Iterable[Meeting] = (),
+    clocks: dict[int, int] | None = None,
+    *,
+    without: frozenset[str] = frozenset(),
+    duration: Callable[[Rows, int], int] | None = None,
+) -> Replay:
+    """Replay ranks, together where ``meetings`` says which collectives are one.
+
+    Args:
+        clocks: by rank, what to add to its times (ns).
+        without: of ``RULES``, those left out.
+        duration: ns of a device activity; as recorded if not given.
+
+    Raises:
+        ReplayError: the dependencies go round in a circle.
+    """
+    graph, built = Graph(), dict[int, RankReplay]()
+    for rank, rows in ranks.items():
+        first = len(graph.recorded)
+        built[rank] = _build(rows, graph, without, duration or _recorded, (clocks or {}).get(rank, 0))
+        shift = built[rank].clock_ns
+        graph.recorded[first:] = [time + shift for time in graph.recorded[first:]]
+        graph.anchors.update({point: time + shift for point, time in graph.anchors.items() if point >= first})
+    for meeting in meetings:
+        _meet(meeting, built, graph, duration or _recorded)
+    return Replay(graph, built, graph.solve())
+
+
+def _recorded(rows: Rows, row: int) -> int:
+    start, end = span(rows, row)
+    return end - start
+
+
+def _build(
+    rows: Rows, graph: Graph, without: frozenset[str], duration: Callable[[Rows, int], int], clock_ns: int
+) -> RankReplay:
+    threads = read_threads(rows, graph)
+    found = read_activities(rows, threads, graph, lambda row: duration(rows, row))
+    num_full = 0 if "full_queue" in without else add_full_queues(rows, threads, found, graph)
+    if "sync" not in without:
+        add_syncs(rows, threads, found, graph)
+    if "blocking_copies" not in without:
+        add_blocking_copies(rows, threads, found, graph)
+    woken = set() if "hand_over" in without else add_handovers(rows, threads, graph)
+    waits = read_stream_waits(rows, threads, found)
+    if "event_wait" not in without:
+        add_stream_waits(rows, found, waits, graph, drains="contention" not in without)
+    gloo = GlooOperations() if "gloo" in without else add_gloo(rows, threads, graph)
+    add_launches(rows, threads, found, graph, in_order="stream_order" not in without)
+    for thread in threads.of_track.values():
+        for at, cost in enumerate(thread.costs):
+            graph.edge(thread.points[at], thread.points[at + 1], cost, "thread")
+        if thread.track not in woken:
+            graph.anchors[thread.points[0]] = thread.times[0]
+    return RankReplay(rows, threads, found, waits, gloo, clock_ns, num_full)
+
+
+def _meet(meeting: Meeting, ranks: dict[int, RankReplay], graph: Graph, duration: Callable[[Rows, int], int]) -> None:
+    """Every rank's part ends when the last has begun and the shortest duration has passed: that one did not wait."""
+    starts, ends, lengths = [], [], []
+    for rank, row in meeting.rows.items():
+        for where in (ranks[rank].activities, ranks[rank].gloo):
+            if row in where.starts:
+                starts.append(where.starts[row])
+                ends.append(where.ends[row])
+                lengths.append(duration(ranks[rank].rows, row))
+    if len(starts) < 2:
+        return
+    # Its own duration holds a wait for the others: that is derived instead.
+    own = set(zip(starts, ends, strict=True))
+    for edge, pair in enumerate(zip(graph.src, graph.dst, strict=True)):
+        if pair in own and graph.kind[edge] == "run":
+            graph.lag[edge] = 0
+    arrived = graph.point(max(graph.recorded[point] for point in starts))
+    for start, end in zip(starts, ends, strict=True):
+        graph.edge(start, arrived, 0, "collective")
+        graph.edge(arrived, end, min(lengths), "collective")

@@ -1,0 +1,188 @@
+"""``chakra-capture validate``: does a replay of its dependencies give back what a run has measured?"""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from chakra_capture.cli.output import (
+    EXIT_INCONCLUSIVE,
+    EXIT_OK,
+    UsageError,
+    console,
+    duration,
+    make_table,
+    not_negative,
+    number_ranges,
+    print_json,
+)
+from chakra_capture.errors import TraceFileError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from chakra_capture.analysis.replay.run import WindowReplay
+    from chakra_capture.analysis.replay.score import RankScore, StepScore
+
+_MOST_STEPS_SHOWN = 12
+
+
+def validate(
+    path: Path,
+    /,
+    *,
+    replay: Annotated[bool, Parameter(negative=())] = False,
+    rules: Annotated[bool, Parameter(negative=())] = False,
+    job: str | None = None,
+    rank: Annotated[int | None, Parameter(validator=not_negative)] = None,
+    json: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Replay a merged run, and say how well that gives back what was measured.
+
+    A replay knows how long each stretch of a CPU thread and each device activity
+    took, and what waits for what. When kernels start, how long calls wait for the
+    device and collectives for other ranks is derived: launch latency, the gap on a
+    stream and the like are one median of the trace each, never the recorded value.
+    So it comes out right only if the dependencies are. All ranks of a run are
+    replayed together.
+
+    Unexplained wait is what device activities start later than everything they are
+    known to wait for. Where it is more than 5 % of a window, nothing can be
+    predicted from the trace (some kernels may be missing in it): exit status 3.
+
+    Step errors alone prove little: a training that waits for its CPU has the right
+    step time in a replay whose kernels are wrong. See the error of their starts.
+
+    Examples:
+        chakra-capture validate ./traces --replay
+        chakra-capture validate ./traces --replay --rules --rank 0 --json
+
+    Parameters
+    ----------
+    path
+        Folder of a run, or of merged ranks.
+    replay
+        Replay the run; nothing else can be validated in this version.
+    rules
+        Replay it once more without each rule, to see what the rule is good for.
+    job
+        Job of a trace_dir that holds several runs; default: the newest.
+    rank
+        Replay one rank alone.
+    json
+        Print JSON.
+    """
+    if not replay:
+        raise UsageError("give --replay: files for simulators cannot be validated in this version.")
+    from chakra_capture.analysis.replay.run import replay_run
+    from chakra_capture.trace.discovery import find_run
+    from chakra_capture.trace.merged import MergedRun, MergedTrace
+
+    run = find_run(path, job)
+    merged = run.merged_ranks
+    if not merged:
+        raise TraceFileError(f"{path} has no merged ranks. Merge it first, with: chakra-capture merge.")
+    if rank is not None and rank not in merged:
+        raise TraceFileError(f"{path} has no merged rank {rank}; it has {number_ranges([*merged])}. Name one of them.")
+    chosen = [MergedTrace(number, folder) for number, folder in merged.items() if rank in (None, number)]
+    with _shown_while_it_runs(len(chosen)):
+        windows = list(replay_run(MergedRun(run.merged_dir), chosen, ablate=rules))
+    is_replayable = all(one.is_replayable for window in windows for one in window.ranks)
+    if json:
+        print_json(
+            {
+                "schema_version": 1,
+                "is_replayable": is_replayable,
+                "windows": [
+                    {
+                        "window": window.window,
+                        "num_meetings": window.num_meetings,
+                        "ranks": [_as_json(one) for one in window.ranks],
+                        "without": {rule: [_as_json(one) for one in found] for rule, found in window.without.items()},
+                    }
+                    for window in windows
+                ],
+            }
+        )
+    else:
+        for window in windows:
+            _print(console(), window)
+    return EXIT_OK if is_replayable else EXIT_INCONCLUSIVE
+
+
+def _as_json(one: "RankScore") -> dict[str, Any]:
+    return {
+        **asdict(one),
+        "worst_error": one.worst_error,
+        "unexplained_share": one.unexplained_share,
+        "is_replayable": one.is_replayable,
+    }
+
+
+def _shown_while_it_runs(num_ranks: int) -> Any:
+    import sys
+    from contextlib import nullcontext
+
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from rich.console import Console
+
+    return Console(stderr=True, markup=False).status(f"replaying {num_ranks} rank{'s' * (num_ranks > 1)}")
+
+
+def _print(out: "Console", window: "WindowReplay") -> None:
+    together = f", {window.num_meetings} collectives of several ranks together" if window.num_meetings else ""
+    out.print(f"Window {window.window}: predicted by a replay of the dependencies{together}")
+    steps = make_table("", "rank", "what", "measured", "predicted", "error")
+    for one in window.ranks:
+        _add_step(steps, one.rank, "window", one.window)
+        for step in one.steps[:_MOST_STEPS_SHOWN]:
+            _add_step(steps, one.rank, f"step {step.step}", step)
+        if len(one.steps) > _MOST_STEPS_SHOWN:
+            steps.add_row(
+                "", f"{len(one.steps) - _MOST_STEPS_SHOWN} more steps", "", "", f"<= {_percent(one.worst_error)}"
+            )
+    out.print(steps)
+    device = make_table("Device", "rank", "activities", "start error", "p95", "idle", "predicted", "unexplained")
+    for one in window.ranks:
+        if one.num_activities:
+            device.add_row(
+                str(one.rank),
+                str(one.num_activities),
+                duration(one.start_error_mean_ns),
+                duration(one.start_error_p95_ns),
+                duration(one.idle_measured_ns),
+                duration(one.idle_predicted_ns),
+                f"{duration(one.unexplained_ns)} ({_percent(one.unexplained_share)})",
+            )
+    if device.row_count:
+        out.print(device)
+    for one in window.ranks:
+        if not one.is_replayable:
+            out.print(
+                f"Rank {one.rank} is not replayable: {_percent(one.unexplained_share)} of its window are waits that "
+                "nothing in the trace explains (5 % at most). Were kernels left out of it?"
+            )
+    if window.without:
+        _print_rules(out, window)
+
+
+def _add_step(table: Any, rank: int, name: str, step: "StepScore") -> None:
+    table.add_row(
+        str(rank), name, duration(step.measured_ns), duration(step.predicted_ns), f"{100 * step.error:+.2f} %"
+    )
+
+
+def _print_rules(out: "Console", window: "WindowReplay") -> None:
+    table = make_table("Without a rule", "rule", "rank", "worst error of a step", "start error, mean")
+    for rule, ranks in [("(with all)", window.ranks), *window.without.items()]:
+        for one in ranks:
+            mean = one.start_error_mean_ns
+            start = "not measured" if mean is None else duration(mean)
+            table.add_row(rule, str(one.rank), _percent(one.worst_error), start)
+    out.print(table)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
