@@ -2,11 +2,13 @@
 
 import json
 import random
+import shutil
 from collections import defaultdict
 from dataclasses import replace as changed
 from functools import cache
 from itertools import pairwise
 
+import polars as pl
 import pytest
 from builder import TraceBuilder
 from commands import refused
@@ -130,6 +132,24 @@ def test_ranks_together_know_what_one_alone_cannot(merged):
     # The handed figures of the same change, in ms.
     assert alone.window.predicted_ns / 1e6 == pytest.approx(15.56, rel=0.005)
     assert together[1].window.predicted_ns / 1e6 == pytest.approx(19.63, rel=0.005)
+
+
+def test_a_clock_that_is_off_changes_nothing(merged, tmp_path):
+    """Rank 1 again with a clock 50 ms ahead, as the alignment states it."""
+    folder = tmp_path / "merged"
+    shutil.copytree(merged("pairs/dlrm_8gpu_by_order"), folder)
+    ahead = 50_000 * US
+    nodes = folder / "rank=1" / "nodes.parquet"
+    pl.read_parquet(nodes).with_columns(pl.col("ts_ns") + ahead).write_parquet(nodes)
+    alignment = json.loads((folder / "alignment.json").read_text())
+    alignment["clocks"]["1"]["offset_ns"] += ahead
+    (folder / "alignment.json").write_text(json.dumps(alignment))
+
+    windows = [
+        [one.window.predicted_ns for one in next(replay_run(MergedRun(path), traces_of(path))).ranks]
+        for path in (folder, merged("pairs/dlrm_8gpu_by_order"))
+    ]
+    assert windows[0] == windows[1]
 
 
 @pytest.mark.parametrize("name", [TWIN, "pairs/linear_one_of_40_iterations", "device_only/h100_bert_small"])
@@ -268,6 +288,20 @@ def test_small_trace_by_hand(tmp_path):
     # Both kernels in no time: the second starts 2 us after its launch (39), the wait is what such a call takes (6 us).
     none = scored(rows, duration=lambda *_: 0)
     assert none.steps[0].predicted_ns == (50 + 6 + 100 - 89) * US
+
+
+def test_a_thread_that_is_woken_earlier_begins_earlier(tmp_path):
+    """A kernel of 500 us is waited for, then the engine's thread works 380 of 400 us: half of it is 250 us less."""
+    builder = TraceBuilder()
+    builder.step(1, 0, 1200).op("aten::first", 2, 10, tid=12).op("aten::forward", 20, 30)
+    builder.runtime("cudaLaunchKernel", 30, 5, 1).kernel("large", 37, 500, 1)
+    builder.runtime("cudaDeviceSynchronize", 60, 485, 2).op("aten::backward", 600, 400)
+    builder.op("aten::engine", 610, 380, tid=12).op("aten::last", 1050, 20)
+    rows = rows_of(builder.merged(tmp_path), 0)
+
+    base, half = scored(rows), scored(rows, duration=scaled(0.5))
+    assert base.steps[0].predicted_ns == 1200 * US
+    assert half.steps[0].predicted_ns == 950 * US
 
 
 def test_without_a_rule_it_is_worse(merged):
