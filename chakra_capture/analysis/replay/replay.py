@@ -118,22 +118,31 @@ def _build(
 
 
 def _meet(meeting: Meeting, ranks: dict[int, RankReplay], graph: Graph, duration: Callable[[Rows, int], int]) -> None:
-    """Every rank's part ends when the last has begun and the shortest duration has passed: that one did not wait."""
-    starts, ends, lengths = [], [], []
+    """Every rank's part ends when the last has begun and the transfer is over.
+
+    On devices that is the shortest duration, for all of them: that one did not wait. Gloo's threads end on their own:
+    of each rank it is what is left of its duration once the last has begun.
+    """
+    starts, ends, lengths = dict[int, int](), dict[int, int](), dict[int, int]()
     for rank, row in meeting.rows.items():
         for where in (ranks[rank].activities, ranks[rank].gloo):
             if row in where.starts:
-                starts.append(where.starts[row])
-                ends.append(where.ends[row])
-                lengths.append(duration(ranks[rank].rows, row))
+                starts[rank], ends[rank] = where.starts[row], where.ends[row]
+                lengths[rank] = duration(ranks[rank].rows, row)
     if len(starts) < 2:
         return
     # Its own duration holds a wait for the others: that is derived instead.
-    own = set(zip(starts, ends, strict=True))
+    own = {(starts[rank], ends[rank]) for rank in starts}
     for edge, pair in enumerate(zip(graph.src, graph.dst, strict=True)):
         if pair in own and graph.kind[edge] == "run":
             graph.lag[edge] = 0
-    arrived = graph.point(max(graph.recorded[point] for point in starts))
-    for start, end in zip(starts, ends, strict=True):
-        graph.edge(start, arrived, 0, "collective")
-        graph.edge(arrived, end, min(lengths), "collective")
+    begun = max(graph.recorded[point] for point in starts.values())
+    arrived = graph.point(begun)
+    for rank in starts:
+        graph.edge(starts[rank], arrived, 0, "collective")
+        transfer = min(lengths.values())
+        if meeting.rows[rank] in ranks[rank].gloo.starts:
+            whole = graph.recorded[ends[rank]] - graph.recorded[starts[rank]]
+            left = max(graph.recorded[ends[rank]] - begun, 0)
+            transfer = left * lengths[rank] // whole if whole else 0
+        graph.edge(arrived, ends[rank], transfer, "collective")
