@@ -7,6 +7,7 @@ from collections import defaultdict
 from dataclasses import replace as changed
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -115,6 +116,17 @@ def test_ranks_of_dlrm_replayed_together(merged):
     assert (window.num_meetings, len(window.ranks)) == (8, 4)
     for rank in window.ranks:
         assert rank.worst_error <= 0.005
+
+
+def test_two_ranks_of_gloo_replayed_together(tmp_path):
+    shutil.copytree(Path(__file__).parents[2] / "traces" / "digits_ddp2_gloo", tmp_path / "run")
+    assert command("merge", tmp_path / "run").code == 0
+    done = command("validate", tmp_path / "run", "--replay", "--json")
+    (window,) = json.loads(done.out)["windows"]
+
+    assert window["num_meetings"] == 3
+    assert [one["worst_error"] <= 0.02 for one in window["ranks"]] == [True, True]
+    assert all(one["start_error_mean_ns"] is None for one in window["ranks"])  # no device: not measured
 
 
 def test_ranks_together_know_what_one_alone_cannot(merged):

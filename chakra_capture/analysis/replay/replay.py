@@ -83,8 +83,9 @@ def replay(
         shift = built[rank].clock_ns
         graph.recorded[first:] = [time + shift for time in graph.recorded[first:]]
         graph.anchors.update({point: time + shift for point, time in graph.anchors.items() if point >= first})
+    run_edges = {src: edge for edge, src in enumerate(graph.src) if graph.kind[edge] == "run"}
     for meeting in meetings:
-        _meet(meeting, built, graph, duration or _recorded)
+        _meet(meeting, built, graph, run_edges, duration or _recorded)
     return Replay(graph, built, graph.solve())
 
 
@@ -117,7 +118,13 @@ def _build(
     return RankReplay(rows, threads, found, waits, gloo, clock_ns, num_full)
 
 
-def _meet(meeting: Meeting, ranks: dict[int, RankReplay], graph: Graph, duration: Callable[[Rows, int], int]) -> None:
+def _meet(
+    meeting: Meeting,
+    ranks: dict[int, RankReplay],
+    graph: Graph,
+    run_edges: dict[int, int],
+    duration: Callable[[Rows, int], int],
+) -> None:
     """Every rank's part ends when the last has begun and the transfer is over.
 
     On devices that is the shortest duration, for all of them: that one did not wait. Gloo's threads end on their own:
@@ -131,14 +138,10 @@ def _meet(meeting: Meeting, ranks: dict[int, RankReplay], graph: Graph, duration
                 lengths[rank] = duration(ranks[rank].rows, row)
     if len(starts) < 2:
         return
-    # Its own duration holds a wait for the others: that is derived instead.
-    own = {(starts[rank], ends[rank]) for rank in starts}
-    for edge, pair in enumerate(zip(graph.src, graph.dst, strict=True)):
-        if pair in own and graph.kind[edge] == "run":
-            graph.lag[edge] = 0
     begun = max(graph.recorded[point] for point in starts.values())
     arrived = graph.point(begun)
     for rank in starts:
+        graph.lag[run_edges[starts[rank]]] = 0  # it holds a wait for the others, which is derived instead
         graph.edge(starts[rank], arrived, 0, "collective")
         transfer = min(lengths.values())
         if meeting.rows[rank] in ranks[rank].gloo.starts:
