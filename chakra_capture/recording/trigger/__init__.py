@@ -243,12 +243,15 @@ class Trigger:
                     task = self._look
                 if task is None:
                     return
-                task()
+                try:
+                    task()
+                except RuntimeError as fault:
+                    # The store goes with the process of rank 0, or the job ends its process group and makes another.
+                    logger.debug("The store does not answer on rank %d", self._rank, exc_info=fault)
+                    self._meeting.give_up_store()
         except Exception as fault:
-            # The store goes with the process of rank 0, the folder with its file system.
-            logger.debug("Windows on demand are no longer opened on rank %d", self._rank, exc_info=fault)
-            if not isinstance(fault, RuntimeError):
-                logger.warning("Windows on demand are no longer opened on rank %d: %s", self._rank, fault)
+            logger.debug("Where windows on demand ended:", exc_info=fault)
+            logger.warning("Windows on demand are no longer opened on rank %d: %s", self._rank, fault)
 
     def _look(self) -> None:
         """Look once for a request, and for what rank 0 has announced."""

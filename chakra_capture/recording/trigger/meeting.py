@@ -6,6 +6,7 @@ settles it, so no rank ever records alone.
 """
 
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,11 +38,19 @@ class Meeting:
     def __init__(self, run_id: str, num_ranks: int, find_store: Callable[[], Any | None] = default_store) -> None:
         self.num_ranks = num_ranks
         self._prefix, self._find_store = f"chakra_capture/trigger/{run_id}", find_store
+        # Weak: a store that is kept would keep its port.
+        self._used: weakref.ref[Any] | None = None
+        self._lost: weakref.ref[Any] | None = None
 
     @property
     def has_store(self) -> bool:
-        """Whether the ranks can meet already."""
-        return self._find_store() is not None
+        """Whether the ranks can meet now."""
+        store = self._find_store()
+        return store is not None and (self._lost is None or store is not self._lost())
+
+    def give_up_store(self) -> None:
+        """Wait for another process group: the store does not answer any more."""
+        self._lost = self._used
 
     def ask(self, why: str) -> None:
         """Ask rank 0 for a window; of several that ask at the same time one is heard."""
@@ -98,6 +107,7 @@ class Meeting:
         store = self._find_store()
         if store is None:
             raise RuntimeError("the process group is gone")
+        self._used = weakref.ref(store)
         return store
 
 
