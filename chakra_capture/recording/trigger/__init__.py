@@ -220,13 +220,13 @@ class Trigger:
         answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
         def ask() -> None:
-            answers.put(self._refuse(found, why_not) if why_not is not None else self._meeting.decide(found.number))
+            answers.put(self._meeting.decide(found.number, lambda: why_not) or why_not)
 
         self._tasks.put(ask)
         try:
             return answers.get(timeout=_VERDICT_S)
         except queue.Empty:
-            # If the thread comes to it later, the others shall not record without this rank.
+            # If the thread gets that far later, the others shall not record without this rank.
             why_not = f"the other ranks could not be asked within {_VERDICT_S} s"
             return why_not
 
@@ -310,13 +310,6 @@ class Trigger:
         self._is_full_said = True
         self._tell(request, "refused", why=why)
 
-    def _refuse(self, found: Announcement, why: str) -> str:
-        """Have no rank record, if that is still open, and say why this one does not."""
-        try:
-            return self._meeting.refuse(found.number, why) or why
-        except RuntimeError:  # there is no store any more
-            return why
-
     def _say_end(self) -> None:
         """The training ends: say so of a window that is wanted or announced."""
         found, wanted = self._open, self._wanted
@@ -325,7 +318,10 @@ class Trigger:
             return
         self._count(found)
         why = f"training ended on rank {self._rank} before step {found.first_step}"
-        self._say(found, wanted, self._refuse(found, why))
+        try:
+            self._say(found, wanted, self._meeting.refuse(found.number, why) or why)
+        except RuntimeError:  # there is no store any more
+            self._say(found, wanted, why)
 
     def _say(self, found: Announcement, wanted: Request | None, why: str | None) -> None:
         """Say that announced steps are recorded, or why not."""

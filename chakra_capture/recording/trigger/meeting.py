@@ -81,11 +81,17 @@ class Meeting:
         """Say that this rank will record the announced steps if all do."""
         self._store.add(self._key(number, "accepted"), 1)
 
-    def decide(self, number: int) -> str | None:
-        """Decide, or hear what was decided: None if the window opens, else why not."""
+    def decide(self, number: int, why_not: Callable[[], str | None] = lambda: None) -> str | None:
+        """Decide, or hear what was decided: None if the window opens, else why not.
+
+        Args:
+            number: of the announcement.
+            why_not: says, at the last moment, what this rank has against it.
+        """
         num_accepted = self._store.add(self._key(number, "accepted"), 0)
         missing = self.num_ranks - num_accepted
-        return self._settle(number, f"{missing} of {self.num_ranks} ranks had not heard of it" if missing else GO)
+        unheard = f"{missing} of {self.num_ranks} ranks had not heard of it" if missing else None
+        return self._settle(number, why_not() or unheard or GO)
 
     def refuse(self, number: int, why: str) -> str | None:
         """Decide that the window does not open, unless it is decided; returns as ``decide`` does."""
