@@ -13,6 +13,7 @@ import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from chakra_capture import capture
 from chakra_capture.config import WindowConfig
@@ -266,6 +267,27 @@ def test_training_that_ends_before_the_announced_steps_answers_so(tmp_path):
     assert manifest(tmp_path)["reason"] == "no window"
 
 
+def test_what_the_thread_finds_while_the_session_looks_ahead_is_told_with_the_next_step(tmp_path, monkeypatch):
+    told = []
+
+    class JustFound(trigger.Trigger):
+        @property
+        def next_step(self):
+            wanted = super().next_step
+            self._wake()
+            return wanted
+
+        def attend(self, step, free_from):
+            told.append(step)
+            return super().attend(step, free_from)
+
+    monkeypatch.setattr("chakra_capture.recording.session.Trigger", JustFound)
+    with capture(settings(tmp_path, 50, 50)) as session:
+        train_on(session, 0, 3)
+
+    assert told == [0, 1, 2]
+
+
 def test_no_thread_runs_where_nothing_opens_windows(tmp_path):
     with capture(settings(tmp_path, trigger={"file": False})) as session:
         names = [thread.name for thread in threading.enumerate()]
@@ -281,6 +303,15 @@ def test_the_thread_ends_with_the_session(tmp_path):
         train_on(session, 0, 5)
 
     assert "chakra-capture-trigger" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_after_a_fault_no_window_is_opened_any_more(tmp_path):
+    with capture(settings(tmp_path)) as session:
+        with profile(activities=[ProfilerActivity.CPU]):
+            train_on(session, 0, 5)
+        assert "chakra-capture-trigger" not in [thread.name for thread in threading.enumerate()]
+
+    assert "profiler" in manifest(tmp_path)["faults"][0]
 
 
 # What is in the request's place, and what is said of it; None: it is not said, for it may still be written.
