@@ -144,10 +144,14 @@ def _wait(paths: "RunPaths", request: str, limit_s: float, show: Callable[[str],
             show(_SAID.get(str(state), "waiting for the job"))
             time.sleep(_LOOK_S)
     finally:
-        if not answer:
-            paths.trigger_request.unlink(missing_ok=True)
+        is_withdrawn = not answer and _withdraw(paths, request)
     if answer.get("state") == "announced":
         return answer
+    if not answer and not is_withdrawn:
+        raise TriggerError(
+            f"job {paths.job} has taken the request and not answered in {limit_s:g} s: its folder may be full, or "
+            "gone. Whether it records, chakra-capture inspect shows."
+        )
     if answer:
         raise TriggerError(
             f"job {paths.job} has taken the request, and began no step in {limit_s:g} s; it records when it does. "
@@ -158,6 +162,19 @@ def _wait(paths: "RunPaths", request: str, limit_s: float, show: Callable[[str],
         "ended, or trigger.file is off, or it has several ranks and no process group, or records elsewhere under this "
         "name. Look with: chakra-capture inspect."
     )
+
+
+def _withdraw(paths: "RunPaths", request: str) -> bool:
+    """Remove a request that is there still, and not what somebody else asks after a job has taken it."""
+    from json import loads
+
+    try:
+        if loads(paths.trigger_request.read_bytes()).get("id") != request:
+            return False
+        paths.trigger_request.unlink()
+    except (OSError, ValueError, AttributeError):
+        return False
+    return True
 
 
 _SAID = {"seen": "the job has taken it; waiting for its next step", "announced": "the steps are announced to all ranks"}

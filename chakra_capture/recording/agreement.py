@@ -41,7 +41,10 @@ def default_store() -> Any | None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    return distributed.distributed_c10d._get_default_store()
+    try:
+        return distributed.distributed_c10d._get_default_store()
+    except (ValueError, KeyError):  # destroyed since it was asked, by another thread
+        return None
 
 
 def agree(

@@ -40,8 +40,12 @@ class Cycles:
         self._plan = self._plan.with_window(window, why)
 
     def free_from(self, step: int, num_steps: int) -> int:
-        """Return the first step from ``step`` on that begins ``num_steps`` outside of every window."""
-        return self._plan.free_from(step, num_steps)
+        """Return the first step from ``step`` on that begins ``num_steps`` outside of every window.
+
+        It comes after all that was recorded, also where steps are numbered from 0 again: cycles go on in this order.
+        """
+        done = self._plan.cycles[: self._next_cycle]
+        return self._plan.free_from(max(step, done[-1].last_step + 1) if done else step, num_steps)
 
     @property
     def at_hand(self) -> tuple[Recorder, ...]:

@@ -29,6 +29,7 @@ class Run:
     next_cycle: int = 0
     shortfall: Reason | None = None
     num_demanded: int = 0  # windows on demand that were announced
+    num_opened: int = 0  # and that have opened
     has_phases: bool = False
     is_timing: bool = False  # a session of the process writes phases now
 

@@ -486,8 +486,9 @@ class Session:
             self._answer(self._asked)
         elif self._cycles is not None:
             before = self._recorder
-            self._open_on_demand(step, self._cycles)
-            self._apart(self._cycles.enter, int(step))
+            self._open_on_demand(int(step), self._cycles)
+            if self._records:
+                self._apart(self._cycles.enter, int(step))
             self._note_window(before)
             self._look_ahead(step, self._cycles)
 
@@ -506,7 +507,7 @@ class Session:
 
     def _look_ahead(self, step: int, cycles: Cycles) -> None:
         # In this order: the trigger's thread may wake this one in between, and that must not be undone.
-        self._next_step = cycles.next_step(step)
+        self._next_step = cycles.next_step(step) if self._records else NEVER
         if self._trigger is not None and (wanted := self._trigger.next_step) < self._next_step:
             self._next_step = wanted
 

@@ -111,6 +111,22 @@ def test_a_request_that_waits_already_is_not_overwritten(tmp_path):
     assert paths.trigger_request.read_text() == "theirs"
 
 
+def test_a_request_that_was_taken_is_not_said_to_be_withdrawn_and_that_of_somebody_else_stays(tmp_path):
+    request = asked(tmp_path).trigger_request
+
+    def take():
+        while not request.exists() or not request.read_text():
+            time.sleep(0.01)
+        request.write_text('{"steps": 1, "id": "theirs"}')
+
+    job = threading.Thread(target=take)
+    job.start()
+    refused(run("trigger", tmp_path, "--timeout", 0.3), "has taken the request and not answered in 0.3 s")
+    job.join()
+
+    assert "theirs" in request.read_text()
+
+
 def test_the_job_of_another_user_is_not_asked(tmp_path, monkeypatch):
     asked(tmp_path)
     me = os.geteuid()

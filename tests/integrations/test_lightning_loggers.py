@@ -27,9 +27,9 @@ class Noting(Logger):
 
     name, version = "noting", 0
 
-    def __init__(self, refuses: bool = False) -> None:
+    def __init__(self, refuses: bool = False, refuses_texts: bool = False) -> None:
         super().__init__()
-        self.refuses = refuses
+        self.refuses, self.refuses_texts = refuses, refuses_texts
         self.metrics: list[tuple[dict, int]] = []
         self.parameters: list[dict] = []
 
@@ -39,6 +39,8 @@ class Noting(Logger):
         self.metrics.append((dict(metrics), step))
 
     def log_hyperparams(self, params, *args, **kwargs):
+        if self.refuses_texts and "chakra_capture/summary" in params:
+            raise ValueError("no place for texts")
         self.parameters.append(dict(params))
 
 
@@ -109,10 +111,12 @@ def final(folder: Path) -> dict:
 def test_every_logger_gets_the_numbers_and_the_verdict_and_one_that_raises_keeps_nobody(tmp_path, log):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    own, lost = Noting(), Noting(refuses=True)
+    own, lost, short = Noting(), Noting(refuses=True), Noting(refuses_texts=True)
     table, board = CSVLogger(tmp_path / "csv"), TensorBoardLogger(tmp_path / "board", default_hp_metric=False)
     fit = trainer(
-        ChakraProfileCallback(phases_only(tmp_path / "traces")), logger=[lost, table, board, own], log_every_n_steps=2
+        ChakraProfileCallback(phases_only(tmp_path / "traces")),
+        logger=[lost, short, table, board, own],
+        log_every_n_steps=2,
     )
     fit.fit(Logging(), loader(8))
     expected, summary = by_hand(tmp_path / "traces"), final(tmp_path / "traces")
@@ -138,8 +142,10 @@ def test_every_logger_gets_the_numbers_and_the_verdict_and_one_that_raises_keeps
     (numbers, step) = own.metrics[-1]
     assert (ours(numbers), step) == (pytest.approx(expected), 8)
     assert own.parameters[-1]["chakra_capture/diagnosis"] == verdict
+    assert short.metrics[-1] == own.metrics[-1]
     assert said(log) == [
-        "The headline numbers were not attached to Noting, training goes on: ConnectionError: no route to the server"
+        "The headline numbers were not attached to Noting, training goes on: ConnectionError: no route to the server",
+        "The diagnosis and summary were not attached to Noting, training goes on: ValueError: no place for texts",
     ]
 
 

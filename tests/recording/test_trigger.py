@@ -1,16 +1,19 @@
 """Windows on demand: by file, by signal, from a slow step; on one rank, and as ranks agree on them."""
 
 import contextlib
+import faulthandler
 import json
 import os
 import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
 from chakra_capture import capture
 from chakra_capture.config import WindowConfig
@@ -18,7 +21,7 @@ from chakra_capture.errors import SettingsError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording import trigger
 from chakra_capture.recording.trigger.meeting import Announcement, Meeting
-from chakra_capture.recording.trigger.request_file import RequestFile
+from chakra_capture.recording.trigger.request_file import Request, RequestFile
 from chakra_capture.recording.trigger.slow_steps import SlowSteps
 from chakra_capture.recording.window import StepPlan
 from recording.loops import work
@@ -32,6 +35,7 @@ LIMIT_S = 30
 def quick(monkeypatch):
     """Have the job look for requests 50 times a second, so that tests need not wait."""
     monkeypatch.setattr(trigger, "INTERVAL_S", 0.02)
+    monkeypatch.setattr(trigger, "_VERDICT_S", 0)  # one rank has nobody to wait for
 
 
 def phases_only(folder, **changes):
@@ -71,14 +75,21 @@ def train_on(session, first, num_steps):
             work()
 
 
+def wait_for(is_there):
+    end = time.monotonic() + LIMIT_S
+    while not is_there():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("phases", [True, False])
-def test_a_request_by_file_records_the_steps_that_come_next(tmp_path, phases):
+@pytest.mark.parametrize(("phases", "number"), [(True, int), (False, np.int64)])
+def test_a_request_by_file_records_the_steps_that_come_next(tmp_path, phases, number):
     # Without phases nothing but a planned window or a trigger gives a session something to do.
     with capture(phases_only(tmp_path, phases=phases)) as session:
         train_on(session, 0, 5)
         ask(tmp_path, steps=3)
-        step = train_until(session, lambda: answer(tmp_path).get("state") == "recording", first=5)
+        step = train_until(session, lambda: answer(tmp_path).get("state") == "recording", first=number(5))
         train_on(session, step, 10)
 
     said = answer(tmp_path)
@@ -106,6 +117,30 @@ def test_a_window_on_demand_is_recorded_beside_the_planned_ones(tmp_path):
     assert [window["asked_by"] is None for window in said["windows"]] == [True, False]
     assert said["complete"]
     assert len(traces(tmp_path)) == 4
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_window_opens_with_a_step_and_not_in_the_middle_of_one_that_is_told_twice(tmp_path):
+    with capture(phases_only(tmp_path)) as session:
+        train_on(session, 0, 2)
+        session.start_step(2)
+        ask(tmp_path)
+        wait_for(lambda: answer(tmp_path).get("state") == "seen")
+        train_on(session, 2, 4)
+
+    assert [window["steps"] for window in manifest(tmp_path)["windows"]] == [[3, 4]]
+
+
+@pytest.mark.usefixtures("quick")
+def test_where_steps_are_numbered_from_0_again_no_window_opens_twice(tmp_path):
+    with capture(settings(tmp_path, 2, 3)) as session:
+        train_on(session, 0, 6)
+        ask(tmp_path, steps=1)
+        wait_for(lambda: answer(tmp_path).get("state") == "seen")
+        for _ in range(3):
+            train_on(session, 0, 6)
+
+    assert [window["steps"] for window in manifest(tmp_path)["windows"]] == [[2, 3], [4]]
 
 
 @pytest.mark.usefixtures("quick")
@@ -152,6 +187,27 @@ def test_a_signal_opens_a_window_and_is_given_back(tmp_path):
 
     assert signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL
     assert manifest(tmp_path)["windows"][0]["asked_by"] == "asked for by SIGUSR2 on rank 0"
+
+
+def test_a_signal_that_is_handled_in_c_is_refused_and_stays_so(tmp_path, caplog):
+    # Python believes it to be free; given back as that, it would end the training that wants its stacks shown.
+    dump, chosen = tmp_path / "dump", phases_only(tmp_path / "traces", trigger={"signal": "SIGUSR2"})
+    try:
+        with dump.open("w") as file:
+            faulthandler.register(signal.SIGUSR2, file)
+            with capture(chosen):
+                pass
+            os.kill(os.getpid(), signal.SIGUSR2)
+            faulthandler.unregister(signal.SIGUSR2)
+            with capture(chosen):
+                faulthandler.register(signal.SIGUSR2, file)
+            os.kill(os.getpid(), signal.SIGUSR2)
+    finally:
+        faulthandler.unregister(signal.SIGUSR2)
+        signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+
+    assert dump.read_text().count("Current thread") == 2
+    assert caplog.text.count("code that is not Python's handles it") == 1
 
 
 @pytest.mark.parametrize("theirs", [lambda *_: None, signal.SIG_IGN])
@@ -205,13 +261,31 @@ def test_training_that_ends_before_the_announced_steps_answers_so(tmp_path):
     with capture(phases_only(tmp_path)) as session:
         train_on(session, 0, 3)
         ask(tmp_path)
-        end = time.monotonic() + LIMIT_S
-        while answer(tmp_path).get("state") != "seen":
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_for(lambda: answer(tmp_path).get("state") == "seen")
 
     assert (answer(tmp_path)["state"], answer(tmp_path)["why"]) == ("refused", "training ended")
     assert manifest(tmp_path)["reason"] == "no window"
+
+
+def test_what_the_thread_finds_while_the_session_looks_ahead_is_told_with_the_next_step(tmp_path, monkeypatch):
+    told = []
+
+    class JustFound(trigger.Trigger):
+        @property
+        def next_step(self):
+            wanted = super().next_step
+            self._wake()
+            return wanted
+
+        def attend(self, step, free_from):
+            told.append(step)
+            return super().attend(step, free_from)
+
+    monkeypatch.setattr("chakra_capture.recording.session.Trigger", JustFound)
+    with capture(settings(tmp_path, 50, 50)) as session:
+        train_on(session, 0, 3)
+
+    assert told == [0, 1, 2]
 
 
 def test_no_thread_runs_where_nothing_opens_windows(tmp_path):
@@ -229,6 +303,15 @@ def test_the_thread_ends_with_the_session(tmp_path):
         train_on(session, 0, 5)
 
     assert "chakra-capture-trigger" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_after_a_fault_no_window_is_opened_any_more(tmp_path):
+    with capture(settings(tmp_path)) as session:
+        with profile(activities=[ProfilerActivity.CPU]):
+            train_on(session, 0, 5)
+        assert "chakra-capture-trigger" not in [thread.name for thread in threading.enumerate()]
+
+    assert "profiler" in manifest(tmp_path)["faults"][0]
 
 
 # What is in the request's place, and what is said of it; None: it is not said, for it may still be written.
@@ -281,6 +364,22 @@ def test_what_is_no_request_opens_no_window(tmp_path, caplog, kind):
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == (STRANGE[kind] is not None)
     assert STRANGE[kind] is None or STRANGE[kind] in said[0]
+
+
+@pytest.mark.parametrize("what", ["folder", "answer"])
+def test_an_answer_that_cannot_be_written_is_none(tmp_path, what):
+    paths = RunPaths(tmp_path, "0")
+    if what == "folder":
+        paths.run_dir.touch()  # as good as gone
+    else:
+        paths.trigger_answer.mkdir(parents=True)
+        ask(tmp_path, steps=51)
+
+    file = RequestFile(paths, 50)
+    file.answer(Request(2, "why", "ab"), "seen")
+
+    assert file.take() is None
+    assert not paths.trigger_request.exists()
 
 
 def test_a_request_of_another_user_is_ignored_and_stays(tmp_path, caplog, monkeypatch):

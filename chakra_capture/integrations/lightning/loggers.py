@@ -6,7 +6,7 @@ or a logger of one's own, through ``log_hyperparams``. Both are what every logge
 
 import json
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +45,17 @@ class LoggedSummary:
             logger.warning("Nothing was attached to the loggers of this training: %s", fault)
             return
         for each in loggers:
+            what = "headline numbers"
             try:
-                _give(each, numbers, texts, int(self._trainer.global_step))
+                step = int(self._trainer.global_step)
+                if numbers:
+                    each.log_metrics(numbers, step=step)
+                what = "diagnosis and summary"
+                _way(each)(each, texts, step)
             except Exception as fault:  # noqa: BLE001 (somebody else's, perhaps over a network)
                 logger.warning(
-                    "The headline numbers were not attached to %s, training goes on: %s: %s",
+                    "The %s were not attached to %s, training goes on: %s: %s",
+                    what,
                     type(each).__name__,
                     type(fault).__name__,
                     fault,
@@ -91,15 +97,9 @@ def _texts(final: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _give(one: Any, numbers: dict[str, float], texts: dict[str, str], step: int) -> None:
-    if numbers:
-        one.log_metrics(numbers, step=step)
+def _way(one: Any) -> Callable[[Any, dict[str, str], int], None]:
     # By their names: either package of Lightning has its own classes, and users derive from them.
     names = (cls.__name__ for cls in type(one).__mro__)
-    _way(names)(one, texts, step)
-
-
-def _way(names: Iterable[str]) -> Callable[[Any, dict[str, str], int], None]:
     ways = {"TensorBoardLogger": _to_tensorboard, "WandbLogger": _to_wandb, "MLFlowLogger": _to_mlflow}
     return next((ways[name] for name in names if name in ways), _to_hyperparameters)
 

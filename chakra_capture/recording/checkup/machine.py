@@ -18,6 +18,7 @@ from chakra_capture.recording.disk import LIMIT_S, Disk
 from chakra_capture.recording.files import FILE_MODE
 from chakra_capture.recording.replay import VARIABLE as _VALUES
 from chakra_capture.recording.run import trace_folder
+from chakra_capture.recording.trigger.signals import is_caught_in_c
 
 ENVIRONMENT, FOLDER, SIGNALS, DUMPS = "environment", "trace_dir", "signals", "NCCL dumps"
 _IGNORED, _IN_C = "it is ignored", "code in C handles it"
@@ -159,7 +160,7 @@ def _owner_of(number: signal.Signals) -> str | None:
     handler = signal.getsignal(number)
     if handler == signal.SIG_DFL:
         # Python does not learn of a handler that a library sets after it has started.
-        return _IN_C if _is_caught(number) else None
+        return _IN_C if is_caught_in_c(number) else None
     if handler == signal.SIG_IGN:
         return _IGNORED
     if handler is None:
@@ -168,15 +169,6 @@ def _owner_of(number: signal.Signals) -> str | None:
     module = getattr(handler, "__module__", None)
     # Ours finishes the recording and then calls who was there before.
     return None if str(module).startswith("chakra_capture.") else f"{module}.{name} handles it"
-
-
-def _is_caught(number: signal.Signals) -> bool:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-    except OSError:
-        return False
-    masks = [int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")]
-    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def nccl_dumps(environ: Mapping[str, str]) -> Iterator[Check]:

@@ -4,7 +4,6 @@ A thread does what may take time, at most once a second: it looks for requests a
 learns of it only through ``next_step``, so a step without a request costs nothing.
 """
 
-import contextlib
 import logging
 import math
 import queue
@@ -143,12 +142,8 @@ class Trigger:
         """Open no more windows; other ranks that wait for this one learn that it records nothing."""
         if self._give_back is not None:
             self._give_back()
-        found, wanted = self._open, self._wanted
-        if found is not None and self._records:
-            why = f"training ended on rank {self._rank} before step {found.first_step}"
-            self._tasks.put(lambda: self._say_refused(found, wanted, self._meeting.refuse(found.number, why) or why))
-        elif wanted is not None:
-            self._tasks.put(lambda: self._tell(wanted, "refused", why="training ended"))
+        # What the thread is just finding belongs to it, too.
+        self._tasks.put(self._say_end)
         self._tasks.put(None)
         self._thread.join(_CLOSE_S)
 
@@ -184,48 +179,56 @@ class Trigger:
 
     def _margin(self, step: int) -> int | None:
         """Return after how many steps all ranks have heard of it; None while that is not known."""
-        if self._is_alone:
-            return 0
         now = time.monotonic_ns()
         if self._seen is None or step < self._seen[0]:
             self._seen = step, now
         num_steps, ns = step - self._seen[0], now - self._seen[1]
-        if not num_steps or ns < _PACE_NS:
+        if not num_steps:
+            return None  # it may be told a second time, in its middle
+        if self._is_alone:
+            return 0
+        if ns < _PACE_NS:
             return None
         return 2 + math.ceil(_NOTICE_NS * num_steps / ns)
 
     def _settle(self, found: Announcement, step: int) -> DemandedWindow | None:
         """The announced steps begin: they are recorded on all ranks, or on none."""
-        why = f"rank {self._rank} was at step {step} when it heard of it"
         is_late = self._records and step != found.first_step
-        why_not = self._verdict(
-            lambda: self._meeting.refuse(found.number, why) or why if is_late else self._meeting.decide(found.number)
-        )
-        return self._end(found, why_not)
+        why_not = f"rank {self._rank} was at step {step} when it heard of it" if is_late else None
+        return self._end(found, why_not if self._is_alone else self._verdict(found, why_not))
 
     def _is_refused(self, found: Announcement) -> bool:
         return self._refused is not None and self._refused[0] == found.number
 
     def _end(self, found: Announcement, why_not: str | None) -> DemandedWindow | None:
         wanted = self._wanted
+        self._count(found)  # first: the thread takes what is not open for new
         self._is_accepted, self._wanted, self._open, self._own_wish = False, None, None, None
-        if not self._leads:
-            self._run.num_demanded = found.number + 1
+        self._tasks.put(lambda: self._say(found, wanted, why_not))
         if why_not is not None:
-            self._tasks.put(lambda: self._say_refused(found, wanted, why_not))
             return None
-        self._tasks.put(lambda: self._tell(wanted, "recording", **self._facts(found)))
+        self._run.num_opened += 1
         window = WindowConfig(start_step=found.first_step, end_step=found.last_step)
         return DemandedWindow(window, found.why) if self._records else None
 
-    def _verdict(self, ask: Callable[[], str | None]) -> str | None:
+    def _count(self, found: Announcement) -> None:
+        if not self._leads:
+            self._run.num_demanded = found.number + 1
+
+    def _verdict(self, found: Announcement, why_not: str | None) -> str | None:
         """Ask the other ranks by the thread, so that a store that hangs does not hold the training."""
         answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._tasks.put(lambda: answers.put(ask()))
+
+        def ask() -> None:
+            answers.put(self._meeting.decide(found.number, lambda: why_not) or why_not)
+
+        self._tasks.put(ask)
         try:
             return answers.get(timeout=_VERDICT_S)
         except queue.Empty:
-            return f"the other ranks could not be asked within {_VERDICT_S} s"
+            # If the thread gets that far later, the others shall not record without this rank.
+            why_not = f"the other ranks could not be asked within {_VERDICT_S} s"
+            return why_not
 
     # What follows runs in the thread.
 
@@ -240,12 +243,15 @@ class Trigger:
                     task = self._look
                 if task is None:
                     return
-                task()
+                try:
+                    task()
+                except RuntimeError as fault:
+                    # The store goes with the process of rank 0, or the job ends its process group and makes another.
+                    logger.debug("The store does not answer on rank %d", self._rank, exc_info=fault)
+                    self._meeting.give_up_store()
         except Exception as fault:
-            # The store goes with the process of rank 0, the folder with its file system.
-            logger.debug("Windows on demand are no longer opened on rank %d", self._rank, exc_info=fault)
-            if not isinstance(fault, RuntimeError):
-                logger.warning("Windows on demand are no longer opened on rank %d: %s", self._rank, fault)
+            logger.debug("Where windows on demand ended:", exc_info=fault)
+            logger.warning("Windows on demand are no longer opened on rank %d: %s", self._rank, fault)
 
     def _look(self) -> None:
         """Look once for a request, and for what rank 0 has announced."""
@@ -277,8 +283,10 @@ class Trigger:
             request = Request(min(_NUM_STEPS, self._settings.max_window_steps), why)
         if request is None:
             return
-        if self._run.num_demanded >= self._settings.trigger.max:
-            self._say_full(request)
+        # Of what nobody asks for by hand the tries count, or ranks that are apart would announce for ever.
+        num = self._run.num_opened if request.id is not None else self._run.num_demanded
+        if num >= self._settings.trigger.max:
+            self._say_full(request, num)
             return
         self._wanted = request
         self._tell(request, "seen")
@@ -291,18 +299,35 @@ class Trigger:
                 self._open = found
                 self._wake()
                 return
-            self._say_refused(found, None, verdict)  # before this rank heard of it
-            self._run.num_demanded += 1
+            self._say(found, None, verdict)  # before this rank heard of it
+            self._count(found)
 
-    def _say_full(self, request: Request) -> None:
-        most = self._settings.trigger.max
-        why = f"this run has opened {most} windows on demand, and chakra_profile.trigger.max is {most}"
+    def _say_full(self, request: Request, num: int) -> None:
+        said, most = "opened" if self._run.num_opened == num else "announced", self._settings.trigger.max
+        why = f"this run has {said} {num} windows on demand, and chakra_profile.trigger.max is {most}"
         if request.id is not None or not self._is_full_said:
             logger.warning("No window opens (%s): %s.", request.why, why)
         self._is_full_said = True
         self._tell(request, "refused", why=why)
 
-    def _say_refused(self, found: Announcement, wanted: Request | None, why: str) -> None:
+    def _say_end(self) -> None:
+        """The training ends: say so of a window that is wanted or announced."""
+        found, wanted = self._open, self._wanted
+        if found is None:
+            self._tell(wanted, "refused", why="training ended")
+            return
+        self._count(found)
+        why = f"training ended on rank {self._rank} before step {found.first_step}"
+        try:
+            self._say(found, wanted, self._meeting.refuse(found.number, why) or why)
+        except RuntimeError:  # there is no store any more
+            self._say(found, wanted, why)
+
+    def _say(self, found: Announcement, wanted: Request | None, why: str | None) -> None:
+        """Say that announced steps are recorded, or why not."""
+        if why is None:
+            self._tell(wanted, "recording", **self._facts(found))
+            return
         logger.warning(
             "Steps %d to %d are not recorded on rank %d (%s): %s.",
             found.first_step,
@@ -316,8 +341,7 @@ class Trigger:
     def _tell(self, request: Request | None, state: str, **facts: object) -> None:
         """Answer whoever has asked by file."""
         if self._file is not None and request is not None:
-            with contextlib.suppress(OSError):
-                self._file.answer(request, state, **facts)
+            self._file.answer(request, state, **facts)
 
     def _facts(self, found: Announcement) -> dict[str, object]:
         return {

@@ -6,6 +6,7 @@ settles it, so no rank ever records alone.
 """
 
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -37,11 +38,19 @@ class Meeting:
     def __init__(self, run_id: str, num_ranks: int, find_store: Callable[[], Any | None] = default_store) -> None:
         self.num_ranks = num_ranks
         self._prefix, self._find_store = f"chakra_capture/trigger/{run_id}", find_store
+        # Weak: a store that is kept would keep its port.
+        self._used: weakref.ref[Any] | None = None
+        self._lost: weakref.ref[Any] | None = None
 
     @property
     def has_store(self) -> bool:
-        """Whether the ranks can meet already."""
-        return self._find_store() is not None
+        """Whether the ranks can meet now."""
+        store = self._find_store()
+        return store is not None and (self._lost is None or store is not self._lost())
+
+    def give_up_store(self) -> None:
+        """Wait for another process group: the store does not answer any more."""
+        self._lost = self._used
 
     def ask(self, why: str) -> None:
         """Ask rank 0 for a window; of several that ask at the same time one is heard."""
@@ -72,11 +81,17 @@ class Meeting:
         """Say that this rank will record the announced steps if all do."""
         self._store.add(self._key(number, "accepted"), 1)
 
-    def decide(self, number: int) -> str | None:
-        """Decide, or hear what was decided: None if the window opens, else why not."""
+    def decide(self, number: int, why_not: Callable[[], str | None] = lambda: None) -> str | None:
+        """Decide, or hear what was decided: None if the window opens, else why not.
+
+        Args:
+            number: of the announcement.
+            why_not: says, at the last moment, what this rank has against it.
+        """
         num_accepted = self._store.add(self._key(number, "accepted"), 0)
         missing = self.num_ranks - num_accepted
-        return self._settle(number, f"{missing} of {self.num_ranks} ranks had not heard of it" if missing else GO)
+        unheard = f"{missing} of {self.num_ranks} ranks had not heard of it" if missing else None
+        return self._settle(number, why_not() or unheard or GO)
 
     def refuse(self, number: int, why: str) -> str | None:
         """Decide that the window does not open, unless it is decided; returns as ``decide`` does."""
@@ -98,6 +113,7 @@ class Meeting:
         store = self._find_store()
         if store is None:
             raise RuntimeError("the process group is gone")
+        self._used = weakref.ref(store)
         return store
 
 

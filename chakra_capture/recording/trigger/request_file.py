@@ -5,6 +5,7 @@ repeats ``id`` and says ``state`` (``seen``, ``announced``, ``recording`` or ``r
 ``first_step``, ``last_step``, ``num_ranks`` and ``why``.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -14,6 +15,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from chakra_capture.errors import RecordingError
 from chakra_capture.layout import RunPaths
 from chakra_capture.recording.files import write_json
 
@@ -76,7 +78,9 @@ class RequestFile:
     def answer(self, request: Request, state: str, **facts: object) -> None:
         """Say what becomes of a request by file."""
         if request.id is not None:
-            write_json(self._answer, {"id": request.id, "state": state, **facts})
+            # Where the disk is full, whoever asks hears nothing.
+            with contextlib.suppress(OSError, RecordingError):
+                write_json(self._answer, {"id": request.id, "state": state, **facts})
 
     def _read(self, text: bytes) -> Request | None:
         try:
