@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -20,6 +22,8 @@ _DTYPES = {
     "float8_e4m3fnuz": ("float8_e4m3fnuz", 1), "float8_e5m2fnuz": ("float8_e5m2fnuz", 1),
 }  # fmt: skip
 _LARGEST = 2**53
+# Every step states the same of its operations, but for their numbers.
+_MOST_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +54,8 @@ class CommFacts:
         """These facts, and the other's where these say nothing."""
         if self is NOTHING or other is NOTHING:
             return other if self is NOTHING else self
-        values = ((name, getattr(self, name)) for name in _NAMES)
-        return CommFacts(**{name: getattr(other, name) if value is None else value for name, value in values})
+        both = zip(_NAMES, _values(self), _values(other), strict=True)
+        return CommFacts(**{name: theirs if own is None else own for name, own, theirs in both})
 
     @property
     def is_whole(self) -> bool:
@@ -65,6 +69,7 @@ class CommFacts:
 
 
 _NAMES = tuple(field.name for field in fields(CommFacts))
+_values = attrgetter(*_NAMES)
 _WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 _WITH_PEER = ("send", "recv")
 NOTHING = CommFacts()
@@ -102,6 +107,7 @@ class _Args(msgspec.Struct):
     root: int | None = msgspec.field(name="Root Rank", default=None)
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def facts_of_args(text: str | None) -> CommFacts:
     """Facts in the args of an event; nothing where they state no collective."""
     if not text or "Collective name" not in text:
@@ -181,6 +187,7 @@ def facts_of_record(
     return _of_details(details).or_else(_of_inputs(inputs, types, outputs, group_names))
 
 
+@lru_cache(maxsize=_MOST_KEPT)
 def _of_details(details: str | None) -> CommFacts:
     if not details or "collective_name" not in details:
         return NOTHING

@@ -1,5 +1,6 @@
 """Keeping the peak memory of a merging process low."""
 
+import atexit
 import ctypes
 import gc
 import os
@@ -27,6 +28,7 @@ def prepare_process(*, merges: bool) -> None:
     One heap for all threads, and no search for cycles among millions of objects that have none.
     """
     gc.disable()
+    atexit.register(gc.freeze)  # leaving would look once more
     if merges:
         limit_threads()
     for name, value in _ENVIRONMENT.items():

@@ -18,7 +18,7 @@ from chakra_capture.errors import TraceFileError
 from chakra_capture.merge.communication import Communication
 from chakra_capture.merge.join import NumberPiece, Piece, TextPiece, join
 from chakra_capture.merge.tables import Columns
-from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, null_last, pick
+from chakra_capture.trace.columns import MISSING, Coded, Int64, Ints, Positions, pick
 from chakra_capture.trace.packed import Texts, texts
 from chakra_capture.trace.schema import KINDS, NODES
 from chakra_capture.trace.sinks import faults_of_disk
@@ -31,20 +31,6 @@ _FEWEST_ROWS, _MOST_ROWS, _BLOCKS = 1 << 13, 1 << 16, 1 << 6
 _ABANDONED_S = 3600
 
 _KINDS = pl.Series(KINDS, dtype=pl.Enum(KINDS))
-_NULL = pl.when(pl.all() != MISSING).then(pl.all())
-
-
-class _Text:
-    """A text column whose dictionary is handed to polars once."""
-
-    def __init__(self, values: Sequence[str]) -> None:
-        self._dictionary = pl.Series([*values, None], dtype=pl.String)
-
-    def rows(self, codes: Positions) -> pl.Series:
-        last = len(self._dictionary) - 1
-        if not last or (codes < 0).all():
-            return pl.repeat(None, len(codes), dtype=pl.String, eager=True)
-        return self._dictionary.gather(null_last(codes, last))
 
 
 class _Nodes:
@@ -53,14 +39,25 @@ class _Nodes:
     def __init__(self, columns: Columns, communication: Communication, window: int, first: int) -> None:
         self._columns, self._window, self._first = columns, window, first
         self._communication = communication
-        self._texts = {
-            "name": _Text(columns.name.values),
-            "phase": _Text(columns.phase.values),
-            "collective": _Text(communication.collective.values),
-            "process_group": _Text(communication.groups.values),
-            **{key: _Text(_both_dictionaries(columns, key)) for key in _IO_TEXTS},
-        }
         self._args = _Args(columns)
+        texts = {
+            "name": columns.name.values,
+            "phase": columns.phase.values,
+            "collective": communication.collective.values,
+            "process_group": communication.groups.values,
+            **{key: _both_dictionaries(columns, key) for key in _IO_TEXTS},
+        }
+        self._dictionaries = {key: pl.Series(list(values) or [None], dtype=pl.String) for key, values in texts.items()}
+        self._dictionaries["kind"] = _KINDS
+        # One query for all columns of a block: what polars needs for each query costs more than the rows of one.
+        self._table = [self._made(column.name).cast(column.dtype).alias(column.name) for column in NODES.columns]
+
+    def _made(self, name: str) -> pl.Expr:
+        """A column of the table from that of the same name in ``_block``."""
+        column = pl.col(name)
+        if name in self._dictionaries:
+            return pl.lit(self._dictionaries[name]).gather(pl.when(column >= 0).then(column))
+        return pl.when(column != MISSING).then(column) if name in _INTEGERS else column
 
     def blocks(self) -> Iterator[pl.DataFrame]:
         size = len(self._columns)
@@ -71,22 +68,16 @@ class _Nodes:
     def _block(self, part: slice) -> pl.DataFrame:
         columns = self._columns
         groups, num_bytes = self._communication.of_rows(part)
-        integers = {**self._integers(part), "comm_bytes": num_bytes}
-        data: dict[str, pl.Series] = dict(
-            zip(integers, pl.DataFrame(integers).select(_NULL).iter_columns(), strict=True)
-        )
         codes = {
+            "kind": columns.kind[part],
             "name": columns.name.codes[part],
             "phase": columns.phase.codes[part],
             "collective": self._communication.collective.codes[part],
             "process_group": groups,
+            **{key: _both_codes(columns, key, part) for key in _IO_TEXTS},
         }
-        codes |= {key: _both_codes(columns, key, part) for key in _IO_TEXTS}
-        data |= {key: text.rows(codes[key]) for key, text in self._texts.items()}
-        data["kind"] = _KINDS.gather(columns.kind[part])
-        data["repaired"] = pl.Series(columns.repaired[part])
-        data["args"] = self._args.rows(part)
-        return pl.DataFrame([data[c.name].cast(c.dtype).alias(c.name) for c in NODES.columns])
+        others = {"comm_bytes": num_bytes, "repaired": columns.repaired[part], "args": self._args.rows(part)}
+        return pl.DataFrame({**self._integers(part), **codes, **others}).select(self._table)
 
     def _integers(self, part: slice) -> dict[str, Ints]:
         """Integer columns, ``MISSING`` for null."""
@@ -101,7 +92,9 @@ class _Nodes:
             "self_dur_ns": columns.self_ns[part],
             "step": columns.step[part],
         }
-        return {key: made[key] if key in made else columns.integers(key, part) for key in _INTEGERS}
+        return {
+            key: made[key] if key in made else columns.integers(key, part) for key in _INTEGERS if key != "comm_bytes"
+        }
 
     def _node_ids(self, rows: Positions) -> Int64:
         return np.where(rows >= 0, rows + np.int64(self._first), MISSING)
@@ -109,7 +102,7 @@ class _Nodes:
 
 _INTEGERS = (
     "node_id", "window", "parent_id", "launch_id", "ts_ns", "dur_ns", "self_dur_ns", "pid", "tid", "device", "stream",
-    "host_id", "record_function_id", "external_id", "correlation_id", "sequence_number", "step",
+    "host_id", "record_function_id", "external_id", "correlation_id", "sequence_number", "step", "comm_bytes",
 )  # fmt: skip
 _IO_TEXTS = ("input_shapes", "input_types")
 # Members of the column args that no event has.

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_capture.trace.columns import MISSING, Bool, Int64, Ints, Positions
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Ints, Positions, is_one_of
 from chakra_capture.trace.device import DeviceTrace
 from chakra_capture.trace.host import USER_SCOPE, HostTrace
 from chakra_capture.trace.schema import KINDS
@@ -39,9 +39,7 @@ DEVICE_KINDS = (*ACTIVITY_KINDS, "device_annotation", "sync")
 
 def of_kind(kind: "np.typing.NDArray[np.int8]", kinds: tuple[str, ...]) -> Bool:
     """Rows whose kind code is one of ``kinds``."""
-    wanted = np.zeros(len(KINDS), dtype=bool)
-    wanted[[CODE[k] for k in kinds]] = True
-    return wanted[kind]
+    return is_one_of(kind, [CODE[k] for k in kinds])
 
 
 def device_kinds(device: DeviceTrace) -> "np.typing.NDArray[np.int8]":
@@ -84,19 +82,22 @@ class Tracks:
 
 def find_tracks(pid: Int64, tid: Int64) -> Tracks:
     """Number the (pid, tid) pairs."""
-    starts = np.flatnonzero(np.append(True, (pid[1:] != pid[:-1]) | (tid[1:] != tid[:-1]))) if len(pid) else pid[:0]
-    pids, tids, number = distinct_pairs(pid[starts], tid[starts])
-    return Tracks(np.repeat(number.astype(np.int32), np.diff(starts, append=len(pid))), pids, tids)
+    pids, tids, number = distinct_pairs(pid, tid)
+    return Tracks(number.astype(np.int32), pids, tids)
 
 
 def distinct_pairs(first: Ints, second: Ints) -> tuple[Int64, Int64, Int64]:
     """Distinct (first, second) pairs in order, and the number of each row's pair."""
-    first_values, first_at = np.unique(first, return_inverse=True)
-    second_values, second_at = np.unique(second, return_inverse=True)
+    # Rows of one thread or stream mostly stand one after the other: only the first of them is sorted.
+    changes = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    starts = np.flatnonzero(np.append(True, changes)[: len(first)])
+    first_values, first_at = np.unique(first[starts], return_inverse=True)
+    second_values, second_at = np.unique(second[starts], return_inverse=True)
     width = max(len(second_values), 1)
     packed = first_at.reshape(-1).astype(np.int64) * width + second_at.reshape(-1)
     values, number = np.unique(packed, return_inverse=True)
-    return first_values[values // width], second_values[values % width], number.reshape(-1).astype(np.int64)
+    number = np.repeat(number.reshape(-1).astype(np.int64), np.diff(starts, append=len(first)))
+    return first_values[values // width], second_values[values % width], number
 
 
 def group_numbers(first: Ints, second: Ints) -> Int64:

@@ -209,13 +209,15 @@ def _union(host: HostTrace | None, device: DeviceTrace | None, host_link: HostLi
 
 def _thread_ids(host: HostTrace, device: DeviceTrace, device_row: Int64) -> Int64:
     """Thread of each node as Kineto numbers it, learnt from the linked nodes of the same observer thread."""
-    linked = np.flatnonzero(device_row >= 0)
-    threads, number = np.unique(host.attrs["tid"][:], return_inverse=True)
-    thread, tid, pair = distinct_pairs(number[linked], device.tid[device_row[linked]])
-    order = np.lexsort((-tid, np.bincount(pair, minlength=len(tid)), thread))
-    kineto_tid = missing(len(threads))
-    kineto_tid[thread[order]] = tid[order]  # the last one of a thread stays: the most frequent, of those the smallest
-    return kineto_tid[number]
+    linked, own = np.flatnonzero(device_row >= 0), host.attrs["tid"][:]
+    thread, tid, pair = distinct_pairs(own[linked], device.tid[device_row[linked]])
+    order = np.lexsort((tid, -np.bincount(pair, minlength=len(tid)), thread))
+    thread, tid = thread[order], tid[order]
+    if not len(thread):
+        return missing(len(own))
+    # The first of a thread counts: the most frequent, of those the smallest.
+    at = np.minimum(np.searchsorted(thread, own), len(thread) - 1)
+    return np.where(thread[at] == own, tid[at], MISSING)
 
 
 def _in_order(columns: Columns, *, host_only: bool) -> Columns:

@@ -32,7 +32,9 @@ enum state { AT_FIRST, AFTER_COMMA, AFTER_ELEMENT };
 #define ODD_DEPTH 100    /* deeper is ODD: the slow reader recurses, so it must have its say */
 #define MAX_RESIDUE 64   /* keys of an element that have no column; more make it ODD, which bounds the search for twins */
 #define MAX_ROWS INT32_MAX
-#define BLOCK_ROWS 32768 /* columns grow by blocks, which never move and are freed one by one when taken over */
+/* Columns grow by blocks, which never move and are freed one by one when taken over. No power of two: the columns of a row
+ * would all fall into one set of the cache. */
+#define BLOCK_ROWS 33000
 #define MAX_CODES 6
 #define MAX_WIDE 16
 
