@@ -60,6 +60,15 @@ class Graph:
         return pairs // max(len(self), 1), pairs % max(len(self), 1)
 
     @cached_property
+    def span_us(self) -> int | None:
+        """From the first start to the last end that nodes state; None if they state no starts."""
+        if not self.start_us.any():
+            return None
+        starts: list[int] = self.start_us.tolist()
+        durations: list[int] = self.duration_us.tolist()
+        return max(map(int.__add__, starts, durations)) - min(starts)
+
+    @cached_property
     def has_successor(self) -> NDArray[np.bool_]:
         """Rows that another one waits for."""
         return np.bincount(self.edges[0], minlength=len(self)) > 0

@@ -101,10 +101,9 @@ def _check_starts(graph: Graph, reported: _Reported) -> None:
 
 
 def _check_time(graph: Graph, walked: Walk, rank: int, findings: Findings) -> None:
-    if walked.stuck or not graph.start_us.any():
+    span_us = graph.span_us
+    if walked.stuck or span_us is None:
         return
-    ends = [begin + took for begin, took in zip(graph.start_us.tolist(), graph.duration_us.tolist(), strict=True)]
-    span_us = max(ends) - int(graph.start_us.min())
     path_us = max(walked.end_us)
     if abs(path_us - span_us) > _FAR * span_us:
         detail = f"longest path {path_us:,} us, measured {span_us:,} us"
