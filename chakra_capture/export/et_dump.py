@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ def _node(node: EtNode) -> dict[str, Any]:
         "start_us": node.start_us,
         "data_deps": node.data_deps,
         "ctrl_deps": node.ctrl_deps,
-        "inputs": asdict(node.inputs) if node.inputs else None,
-        "outputs": asdict(node.outputs) if node.outputs else None,
+        "inputs": node.inputs._asdict() if node.inputs else None,
+        "outputs": node.outputs._asdict() if node.outputs else None,
         "attrs": _attributes(node.attributes),
     }
     head = {"id": node.node_id, "type": node_type_name(node.type), "duration_us": node.duration_us}

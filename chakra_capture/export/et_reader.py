@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -20,8 +20,8 @@ _VARINT = 0
 Value = float | int | str | bytes | bool | list[Any] | None
 
 
-@dataclass(frozen=True, slots=True)
-class Attribute:
+# Tuples: a file has millions of these.
+class Attribute(NamedTuple):
     """One attribute; ``kind`` is its field of Chakra's AttributeProto, such as ``int64_val``; None without a value."""
 
     name: str
@@ -29,8 +29,7 @@ class Attribute:
     value: Value
 
 
-@dataclass(frozen=True, slots=True)
-class Texts:
+class Texts(NamedTuple):
     """Inputs or outputs of a node: lists written as text."""
 
     values: str
@@ -38,8 +37,7 @@ class Texts:
     types: str
 
 
-@dataclass(frozen=True, slots=True)
-class EtNode:
+class EtNode(NamedTuple):
     """One node as it stands in the file; ``offset`` is the byte of its record."""
 
     node_id: int
@@ -148,7 +146,7 @@ class EtFile:
     def _attributes(self, given: Any, offset: int) -> tuple[Attribute, ...]:
         if len(given) > _MOST_ATTRIBUTES:
             raise self._damaged(offset, f"has {len(given):,} attributes, more than any record has")
-        return tuple(map(_attribute, given))
+        return tuple([_attribute(one) for one in given])
 
     def _damaged(self, offset: int, what: str) -> DamagedEtError:
         inside = " of the unpacked file" if self.is_gzip else ""

@@ -1,12 +1,15 @@
 """The official package ``mlc-chakra``: our schema is its schema, and its tools read what our tests take for an .et."""
 
+import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from export.et_writer import healthy
+from handed import DATA, require
 
 from clients.environments import ROOT, environment
 
@@ -33,8 +36,11 @@ def programs() -> Path:
     return environment("chakra")
 
 
-def call(*command: object) -> str:
-    done = subprocess.run([*map(str, command)], cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+def call(*command: object, cwd: Path = ROOT, **variables: str) -> str:
+    env = {**os.environ, **variables}
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300
+    )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
     return done.stdout
 
@@ -87,3 +93,47 @@ def test_its_jsonizer_reads_what_our_tests_take_for_an_et(programs, tmp_path):
         assert left["type"] == right["type"]
         assert left["duration_us"] == int(right["durationMicros"])
         assert left.get("data_deps", []) == [int(one) for one in right.get("dataDeps", [])]
+
+
+@pytest.fixture(scope="module")
+def theirs(programs, tmp_path_factory) -> Path:
+    """What the official linker and converter make of a pair of one ResNet-50 process."""
+    folder = tmp_path_factory.mktemp("theirs")
+    for side in ("host", "device"):
+        packed = require(DATA / "pairs" / "resnet50_ddp_twin" / side / "rank-0.json.gz")
+        (folder / f"{side}.json").write_bytes(gzip.decompress(packed.read_bytes()))
+    # The linker imports a package that is on no index; the one of traces in its own requirements brings it along.
+    packages = next((programs.parent / "lib").glob("python*/site-packages"))
+    files = ("--chakra-host-trace", folder / "host.json", "--chakra-device-trace", folder / "device.json")
+    link = (programs / "chakra_trace_link", "--rank", 0, *files, "--output-file", "linked.json")
+    call(*link, cwd=folder, PYTHONPATH=str(packages / "param_bench"))
+    convert = ("PyTorch", "--input", "linked.json", "--output", "theirs.0.et")
+    call(programs / "chakra_converter", *convert, cwd=folder)
+    return folder / "theirs.0.et"
+
+
+def test_what_is_known_to_be_wrong_with_its_output_is_found(theirs):
+    done = subprocess.run(
+        [sys.executable, "-m", "chakra_capture", "validate", theirs, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    found = {one["check"]: one for one in json.loads(done.stdout)["findings"]}
+    # ASTRA-sim: "Node 0 in ctrl_dep graph, but not found in index"; node 0 was removed as dangling.
+    assert found["V3-ctrl-dangling"]["count"] == 2
+    assert {one["detail"] for one in found["V3-ctrl-dangling"]["places"]} == {"depends on node 0"}
+    # Of 3660 device nodes none has a successor; two are the last of their streams.
+    assert found["V13-no-successor"]["count"] == 3660 - 2
+    # Its 21 collectives, of one group, wait for the CPU alone.
+    assert found["V16-unchained"]["count"] == 20
+    assert set(found) == {"V3-ctrl-dangling", "V6-no-root", "V12-zero-duration", "V13-no-successor", "V16-unchained"}
+
+
+def test_the_longest_path_of_its_output_is_what_astra_sim_takes(theirs):
+    """919.349 ms, once the dependencies on node 0 are taken out, which the walk does not follow either."""
+    said = json.loads(call(sys.executable, "-m", "chakra_capture", "inspect", theirs, "--json"))
+    assert (said["num_nodes"], said["types"]) == (18050, {"COMP_NODE": 18029, "COMM_COLL_NODE": 21})
+    assert {one["kind"]: one["num_nodes"] for one in said["collectives"]} == {"ALL_REDUCE": 15, "BROADCAST": 6}
+    assert said["path_us"] == pytest.approx(919_349, abs=1)
