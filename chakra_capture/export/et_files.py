@@ -49,7 +49,7 @@ def _of_prefix(folder: Path, prefix: str | None, asked: Path) -> EtPaths:
     if not found:
         raise TraceFileError(
             f"{asked} holds no Chakra trace: expected a file X.et, a folder of PREFIX.<rank>.et, or that PREFIX. "
-            "Give the path that an export wrote to."
+            "Give the path that an export wrote to; validate a run itself with --replay."
         )
     prefixes = Counter(name for name, _, _ in found)
     if len(prefixes) > 1:
