@@ -12,6 +12,9 @@ DEVICE_FOLDER = "kineto"
 PHASES_FOLDER = "phases"
 RUN_FOLDER = "run"
 MERGED_FOLDER = "merged"
+ET_FOLDER = "et"
+ET_PREFIX = "chakra"
+COMM_GROUP_FILE = "comm_group.json"
 CLAIM_FILE = "run.json"
 SUMMARY_FILE = "final_summary.json"
 TRIGGER_FILE = "trigger.json"
@@ -28,6 +31,7 @@ LINK_FILE = "link.json"
 RUN_FOLDER_NAME = re.compile(r"(?P<job>.+)_(?P<part>chakra|kineto|phases|run|merged)")
 TRACE_NAME = re.compile(r"rank-(?P<rank>\d+)(?:\.cycle-(?P<cycle>\d+))?\.json(?P<gz>\.gz)?(?P<part>\.part)?")
 PHASES_NAME = re.compile(r"rank-(?P<rank>\d+)\.jsonl(?P<part>\.part)?")
+ET_NAME = re.compile(r"(?P<prefix>.+)\.(?P<rank>\d+)\.et(?P<gz>\.gz)?", re.DOTALL)
 MERGED_RANK_NAME = re.compile(r"rank=(?P<rank>\d+)")
 
 
@@ -40,6 +44,11 @@ def trace_file_name(rank: int, cycle: int = 0, *, compress: bool = False) -> str
 def rank_folder_name(rank: int) -> str:
     """Name the folder that holds the merged tables of one rank."""
     return f"rank={rank}"
+
+
+def et_file_name(rank: int, prefix: str = ET_PREFIX) -> str:
+    """Name the Chakra trace of one rank, as simulators look for it."""
+    return f"{prefix}.{rank}.et"
 
 
 def part_path(final: Path) -> Path:

@@ -1,11 +1,11 @@
-"""``chakra-capture inspect``: what lies in a folder, without reading the traces."""
+"""``chakra-capture inspect``: what lies in a folder, without reading the traces; or what a Chakra .et file holds."""
 
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from chakra_capture.cli.output import EXIT_OK, number_ranges, print_json, print_line, size
+from chakra_capture.cli.output import EXIT_OK, UsageError, number_ranges, print_json, print_line, size
 
 
 def inspect(
@@ -13,24 +13,40 @@ def inspect(
     /,
     *,
     job: str | None = None,
+    dump: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """List what a run recorded, per rank: files, sizes, steps, whether it is complete and merged.
+    """List what a run recorded, or sum up a Chakra .et file.
 
-    Reads names, sizes and manifests, not the traces, so it is quick on any size.
+    Of a folder, per rank: files, sizes, steps, whether it is complete and merged. Reads
+    names, sizes and manifests, not the traces, so it is quick on any size.
+
+    Of a .et file (plain or gzip): nodes by type, communication by type and by process
+    group with bytes, dependencies, the time it spans, and the longest path through its
+    dependencies by duration, which is what a simulation takes at least.
 
     Examples:
         chakra-capture inspect ./traces
+        chakra-capture inspect et/chakra.0.et
+        chakra-capture inspect et/chakra.0.et --dump | grep COMM_COLL_NODE
 
     Parameters
     ----------
     path
-        Folder of a run.
+        Folder of a run, or a .et file.
     job
         Job of a trace_dir that holds several runs; default: the newest.
+    dump
+        Print a .et file as JSON Lines: its metadata, then one node a line.
     json
         Print JSON.
     """
+    if path.is_file():
+        from chakra_capture.cli.inspect_et import dump_file, inspect_file
+
+        return dump_file(path) if dump else inspect_file(path, json=json)
+    if dump:
+        raise UsageError(f"--dump is for a .et file, and {path} is none.")
     from chakra_capture.trace.discovery import find_run
 
     run = find_run(path, job)

@@ -27,7 +27,7 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
-    chakra-capture validate TRACE_DIR   replay the run: are its dependencies right?
+    chakra-capture validate PATH        check .et files, or replay a run
     chakra-capture doctor TRACE_DIR     see what can be recorded here
     chakra-capture config FILE          see a job's settings and their origins
 

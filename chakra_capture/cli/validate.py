@@ -1,8 +1,8 @@
-"""``chakra-capture validate``: does a replay of its dependencies give back what a run has measured?"""
+"""``chakra-capture validate``: are files right for simulators, or: does a replay give back what a run has measured?"""
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -34,18 +34,38 @@ def validate(
     *,
     replay: Annotated[bool, Parameter(negative=())] = False,
     rules: Annotated[bool, Parameter(negative=())] = False,
+    profile: Literal["astra", "full"] = "astra",
+    comm_group: Path | None = None,
+    npus: str | None = None,
     job: str | None = None,
     rank: Annotated[int | None, Parameter(validator=not_negative)] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Replay a merged run, and say how well that gives back what was measured.
+    """Check Chakra .et files before a simulator runs them, or replay a merged run.
 
-    A replay knows how long each stretch of a CPU thread and each device activity
-    took, and what waits for what. When kernels start, how long calls wait for the
-    device and collectives for other ranks is derived: launch latency, the gap on a
-    stream and the like are one median of the trace each, never the recorded value.
-    So it comes out right only if the dependencies are. All ranks of a run are
-    replayed together.
+    Without --replay, PATH is a file X.et, the PREFIX of PREFIX.<rank>.et, a
+    folder of such files, or of a run. Whoever wrote them, all ranks are checked:
+
+        V1 files whole, plain, writable, one for each rank   V2 ids unique
+        V3 dependencies lead to nodes   V4 none twice or on itself   V5 no circles
+        V6 a node to begin with   V7 node types   V8 attributes and their kinds
+        V9 collective types   V10 communication off the CPU   V11 its sizes
+        V12 durations   V13 is the device waited for, does the longest path take the
+        time that was measured   V14 process groups   V15 order, type and size of
+        collectives on all members   V16 collectives of a group in a chain
+        V17 groups in one order   V18 sends and receives paired
+        V19 the same steps on all ranks   V20 as many ranks as NPUs
+
+    Of one file, V15 and V17 to V20 are not checked. Exit status 0: no error,
+    warnings allowed; 1: an error, which keeps a simulator from running the trace
+    or has it simulate something else. A damaged file is one that names the byte.
+
+    A replay (--replay) knows how long each stretch of a CPU thread and each device
+    activity took, and what waits for what. When kernels start, how long calls wait
+    for the device and collectives for other ranks is derived: launch latency, the
+    gap on a stream and the like are one median of the trace each, never the
+    recorded value. So it comes out right only if the dependencies are. All ranks
+    of a run are replayed together.
 
     Unexplained wait is what device activities start later than everything they are
     known to wait for. Where it is more than 5 % of a window, nothing can be
@@ -55,17 +75,25 @@ def validate(
     step time in a replay whose kernels are wrong. See the error of their starts.
 
     Examples:
+        chakra-capture validate ./traces
+        chakra-capture validate et/chakra --npus 2x4 --json
         chakra-capture validate ./traces --replay
         chakra-capture validate ./traces --replay --rules --rank 0 --json
 
     Parameters
     ----------
     path
-        Folder of a run, or of merged ranks.
+        File, PREFIX or folder of .et files; folder of a run, or of merged ranks.
     replay
-        Replay the run; nothing else can be validated in this version.
+        Replay the run instead of checking files.
     rules
         Replay it once more without each rule, to see what the rule is good for.
+    profile
+        What the files may hold: what ASTRA-sim runs, or all that Chakra has.
+    comm_group
+        File of process groups; default: comm_group.json beside the .et files.
+    npus
+        NPUs of the network to simulate: their number, or dimensions such as 2x4.
     job
         Job of a trace_dir that holds several runs; default: the newest.
     rank
@@ -74,7 +102,17 @@ def validate(
         Print JSON.
     """
     if not replay:
-        raise UsageError("give --replay: files for simulators cannot be validated in this version.")
+        if rules or rank is not None:
+            raise UsageError("--rules and --rank belong to --replay; give it too.")
+        from chakra_capture.cli.validate_et import validate_files
+
+        return validate_files(path, job=job, profile=profile, comm_group=comm_group, npus=npus, json=json)
+    if comm_group is not None or npus is not None:
+        raise UsageError("--comm-group and --npus are for .et files, which --replay does not read.")
+    return _replay(path, rules=rules, job=job, rank=rank, json=json)
+
+
+def _replay(path: Path, *, rules: bool, job: str | None, rank: int | None, json: bool) -> int:
     from chakra_capture.analysis.replay.run import replay_run
     from chakra_capture.trace.discovery import find_run
     from chakra_capture.trace.merged import MergedRun, MergedTrace

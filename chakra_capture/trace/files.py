@@ -38,7 +38,11 @@ class Limits:
 class ByteSource:
     """The text of one trace file as UTF-8 bytes, read piece by piece into the caller's buffer.
 
+    Args:
+        is_text: false for records of bytes, whose first ones may look like the mark of an encoding.
+
     Attributes:
+        is_gzip: the file is compressed.
         cut: why a gzip stream gave fewer bytes than it should; None while it is whole.
         skipped: bytes of the byte order mark, which are not handed on.
         first: the first bytes of the text, decompressed, to see what a file is that is no trace.
@@ -47,12 +51,14 @@ class ByteSource:
         TraceFileError: the file is missing, not a file or unreadable, or unfolds past the limits.
     """
 
-    def __init__(self, path: Path, limits: Limits | None = None) -> None:
+    def __init__(self, path: Path, limits: Limits | None = None, *, is_text: bool = True) -> None:
         self.path = path
+        self.is_gzip = False
         self.cut: str | None = None
         self.skipped = 0
         self.first = b""
         self._limits = limits or Limits()
+        self._is_text = is_text
         self._file = _open(path)
         self._waiting = memoryview(b"")
         self._pieces = self._start()
@@ -83,13 +89,14 @@ class ByteSource:
         """Look at the first bytes; None for plain UTF-8, which goes straight into the caller's buffer."""
         head = self._read(_FIRST_BYTES)
         pieces: Iterator[bytes] | None = None
-        if head[:2] == GZIP_MAGIC:
+        self.is_gzip = head[:2] == GZIP_MAGIC
+        if self.is_gzip:
             pieces = self._gunzip(head)
             head = next(pieces, b"")
         self.first = head[:_FIRST_BYTES]
-        if head[:2] in _UTF16_MARKS:
+        if self._is_text and head[:2] in _UTF16_MARKS:
             return _utf16_to_utf8(head, pieces or iter(lambda: self._read(_PIECE), b""))
-        if head[:3] == _UTF8_MARK:
+        if self._is_text and head[:3] == _UTF8_MARK:
             self.skipped = len(_UTF8_MARK)
         self._waiting = memoryview(head)[self.skipped :]
         return pieces

@@ -10,7 +10,7 @@ import pytest
 from builder import TraceBuilder
 from commands import process
 
-HEAVY = {"numpy", "polars", "msgspec", "isal", "torch", "omegaconf"}
+HEAVY = {"numpy", "polars", "msgspec", "isal", "torch", "omegaconf", "google.protobuf"}
 AT_EXIT = "import sys, atexit; atexit.register(lambda: sys.__stderr__.write('loaded ' + ' '.join(sys.modules)))"
 
 
@@ -23,7 +23,7 @@ def loaded(*args: object) -> set[str]:
     "args",
     [("--help",), ("merge", "--help"), ("summary", "--help"), ("inspect", "--help"), ("query", "--help"),
      ("doctor", "--help"), ("config", "--help"), ("--version",), ("nonsense",), ("merge", "--nonsense"),
-     ("summary",), ("query", "."), ("config", "a", "b")],
+     ("validate", "--help"), ("summary",), ("query", "."), ("config", "a", "b")],
 )  # fmt: skip
 def test_help_and_usage_errors_import_no_heavy_library(args: tuple[str, ...]) -> None:
     assert not loaded(*args) & HEAVY
