@@ -126,6 +126,11 @@ def _replay(path: Path, *, rules: bool, job: str | None, rank: int | None, json:
     chosen = [MergedTrace(number, folder) for number, folder in merged.items() if rank in (None, number)]
     with _shown_while_it_runs(len(chosen)):
         windows = list(replay_run(MergedRun(run.merged_dir), chosen, ablate=rules))
+    if not any(window.ranks for window in windows):
+        raise TraceFileError(
+            f"{path} holds nothing that has a time, so there is nothing to replay: a host trace alone has none. "
+            "Merge it with its device traces."
+        )
     is_replayable = all(one.is_replayable for window in windows for one in window.ranks)
     if json:
         print_json(
@@ -136,6 +141,7 @@ def _replay(path: Path, *, rules: bool, job: str | None, rank: int | None, json:
                     {
                         "window": window.window,
                         "num_meetings": window.num_meetings,
+                        "without_times": window.without_times,
                         "ranks": [_as_json(one) for one in window.ranks],
                         "without": {rule: [_as_json(one) for one in found] for rule, found in window.without.items()},
                     }
@@ -196,6 +202,8 @@ def _print(out: "Console", window: "WindowReplay") -> None:
             )
     if device.row_count:
         out.print(device)
+    if window.without_times:
+        out.print(f"Not replayed, for they have no times: rank {number_ranges(window.without_times)}.")
     for one in window.ranks:
         if not one.is_replayable:
             out.print(

@@ -354,3 +354,25 @@ def test_what_cannot_be_replayed_is_one_sentence(tmp_path):
     assert command("validate", tmp_path, "--replay").code == 0
     refused(command("validate", tmp_path, "--replay", "--rank", 3), "no merged rank 3")
     refused(command("validate", tmp_path), "holds no Chakra trace", "--replay")
+
+
+def test_a_rank_without_times_is_left_out_and_said(tmp_path):
+    """Rank 1 has a host trace alone, which has no times."""
+    for rank in (0, 1):
+        TraceBuilder(pid=100 + rank).step(1, 0, 10).op("aten::one", 1, 2).write(tmp_path / "two", rank)
+    (tmp_path / "two" / "0_kineto" / "rank-1.json").unlink()
+    assert command("merge", tmp_path / "two").code == 0
+    said = json.loads(command("validate", tmp_path / "two", "--replay", "--json").out)["windows"][0]
+    assert ([one["rank"] for one in said["ranks"]], said["without_times"]) == ([0], [1])
+    assert "no times: rank 1." in command("validate", tmp_path / "two", "--replay").out
+    refused(command("validate", tmp_path / "two", "--replay", "--rank", 1), "nothing that has a time")
+
+
+def test_a_device_wide_wait_is_for_what_was_launched_before_it(tmp_path):
+    """A kernel that the next step launches beside it is none of it, and one from before the trace is."""
+    builder = TraceBuilder().step(1, 0, 400).op("aten::one", 1, 300).runtime("cudaDeviceSynchronize", 10, 195, 2)
+    builder.kernel("of before", 2, 198, 77).launched("of after", 212, 50, 3, at=210)
+    (waits,) = replay({0: rows_of(builder.merged(tmp_path), 0)}).ranks.values()
+    ends = {point: waits.rows.name[row] for row, point in waits.activities.ends.items()}
+    graph = replay({0: waits.rows}).graph
+    assert [ends[src] for src, kind in zip(graph.src, graph.kind, strict=True) if kind == "sync"] == ["of before"]

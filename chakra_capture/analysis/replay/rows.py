@@ -42,6 +42,12 @@ class Rows:
     def __len__(self) -> int:
         return len(self.kind)
 
+    @property
+    def has_times(self) -> bool:
+        """Whether anything that a replay goes by has a time: work of an active thread, or of a device."""
+        worked = {"host_op", *ACTIVITY_KINDS}
+        return any(kind in worked and self.is_timed(row) for row, kind in enumerate(self.kind))
+
     def is_timed(self, row: int) -> bool:
         """Whether start and end are known."""
         return self.start[row] is not None and self.end[row] is not None

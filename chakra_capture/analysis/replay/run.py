@@ -18,11 +18,13 @@ class WindowReplay:
 
     Attributes:
         num_meetings: collectives that were replayed on several ranks together.
+        without_times: ranks that have nothing to replay: a host trace alone has no times.
         without: rule -> scores with it left out; empty where that was not asked for.
     """
 
     window: int
     num_meetings: int
+    without_times: list[int]
     ranks: list[RankScore]
     without: dict[str, list[RankScore]]
 
@@ -38,7 +40,8 @@ def replay_run(run: MergedRun, traces: list[MergedTrace], *, ablate: bool = Fals
     """
     for (window, meetings, clocks), ranks in windows_of(run, traces):
         without = {rule: score(replay(ranks, meetings, clocks, without=frozenset({rule}))) for rule in RULES if ablate}
-        yield WindowReplay(window, len(meetings), score(replay(ranks, meetings, clocks)), without)
+        missing = sorted({trace.rank for trace in traces} - ranks.keys())
+        yield WindowReplay(window, len(meetings), missing, score(replay(ranks, meetings, clocks)), without)
 
 
 def windows_of(
@@ -49,7 +52,7 @@ def windows_of(
     clocks = {rank: -(clock.offset_ns or 0) for rank, clock in run.clocks.items() if clock.reason is None}
     for window in sorted({window for trace in traces for window in trace.nodes["window"].unique().to_list()}):
         ranks = {trace.rank: rows_of(trace, window) for trace in traces}
-        ranks = {rank: rows for rank, rows in ranks.items() if len(rows)}
+        ranks = {rank: rows for rank, rows in ranks.items() if rows.has_times}
         meetings = _meetings(run, window, {rank: rows for rank, rows in ranks.items() if rank in clocks})
         yield (window, meetings, clocks), ranks
 

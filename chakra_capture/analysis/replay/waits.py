@@ -7,6 +7,7 @@ queue of their stream full.
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import accumulate
 from statistics import median
 
 from chakra_capture.analysis.replay.activities import US, Activities, median_of, span
@@ -65,6 +66,8 @@ class _Sources:
                 self._of_thread[rows.track[rows.launch[row]]].append((rows.launch[row], row))
         for launched in self._of_thread.values():
             launched.sort()
+        streams = found.of_stream.values()
+        self._of_stream = [(stream, _launch_times(rows, threads, stream)) for stream in streams]
 
     def of(self, call: int) -> list[int]:
         """The activities whose end lets the call return."""
@@ -75,22 +78,25 @@ class _Sources:
             is_near = at >= 0 and self._by_end[at][0] > max(begun, done - _NEAR_NS)
             return [self._by_end[at][1]] if is_near else []
         if name.endswith(_DEVICE_WIDE):
-            return self._of_all_streams(begun, done)
+            return self._of_all_streams(begun)
         launched = self._of_thread[self._rows.track[call]]
         at = bisect_left(launched, (call, -1)) - 1
         return [launched[at][1]] if at >= 0 else []
 
-    def _of_all_streams(self, begun: int, done: int) -> list[int]:
-        last = {}
-        for row in self._found.rows:  # of each stream in time order
-            launch = self._rows.launch[row]
-            if launch in self._threads.ends:
-                is_before = (self._rows.start[launch] or 0) < begun
-            else:  # launched before the trace began, so it is waited for if it has ended by then
-                is_before = span(self._rows, row)[0] < done
-            if is_before:
-                last[self._rows.track[row]] = row
-        return [*last.values()]
+    def _of_all_streams(self, begun: int) -> list[int]:
+        last = []
+        for stream, launched in self._of_stream:
+            at = bisect_left(launched, begun) - 1
+            if at >= 0:
+                last.append(stream[at])
+        return last
+
+
+def _launch_times(rows: Rows, threads: Threads, stream: list[int]) -> list[int]:
+    """When each activity of a stream was launched at the latest; what has no launch here was before the trace began."""
+    calls = (rows.launch[row] for row in stream)
+    begun = ((rows.start[call] or 0) if call in threads.ends else -1 for call in calls)
+    return [*accumulate(begun, max)]
 
 
 def add_blocking_copies(rows: Rows, threads: Threads, found: Activities, graph: Graph) -> None:
