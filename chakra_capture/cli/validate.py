@@ -64,8 +64,9 @@ def validate(
     activity took, and what waits for what. When kernels start, how long calls wait
     for the device and collectives for other ranks is derived: launch latency, the
     gap on a stream and the like are one median of the trace each, never the
-    recorded value. So it comes out right only if the dependencies are. All ranks
-    of a run are replayed together.
+    recorded value. So it comes out right only if the dependencies are. CPU time,
+    also that of a hand-over between threads, is what it was. All ranks of a run are
+    replayed together.
 
     Unexplained wait is what device activities start later than everything they are
     known to wait for. Where it is more than 5 % of a window, nothing can be

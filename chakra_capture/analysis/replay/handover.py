@@ -2,6 +2,8 @@
 
 Rule 2.6 of the replay. A long stretch of the loop's thread in which another thread of its process is busy most of the
 time is a wait for it: the other one begins at the start of the stretch, and its latest mark before the end ends it.
+What passes until the other begins, and until the loop goes on, is work of the engine that no row shows: like any gap of
+a thread it costs what it took. (One median for all: steps of the twin pair within 0.03 % still, kernels 18 us off.)
 """
 
 from bisect import bisect_left, bisect_right

@@ -62,7 +62,7 @@ def add_stream_waits(rows: Rows, found: Activities, waits: StreamWaits, graph: G
                 lag = max(min(_EVENT_NS, span(rows, row)[0] - span(rows, source)[1]), 0)
                 graph.edge(found.ends[source], found.starts[row], lag, "event_wait")
     for row, source in waits.drains.items() if drains else ():
-        graph.edge(found.ends[source], found.starts[row], span(rows, row)[0] - span(rows, source)[1], "contention")
+        graph.edge(found.ends[source], found.starts[row], 0, "contention")
     for row in waits.anchored:
         graph.anchors[found.starts[row]] = span(rows, row)[0]
 
