@@ -376,3 +376,23 @@ def test_a_device_wide_wait_is_for_what_was_launched_before_it(tmp_path):
     ends = {point: waits.rows.name[row] for row, point in waits.activities.ends.items()}
     graph = replay({0: waits.rows}).graph
     assert [ends[src] for src, kind in zip(graph.src, graph.kind, strict=True) if kind == "sync"] == ["of before"]
+
+
+def test_an_event_that_the_trace_records_is_waited_for_once_that_matters(tmp_path):
+    """Kernel b is launched long after a is done; were a five times as long, b would wait for it."""
+    builder = TraceBuilder().step(1, 0, 500).op("aten::one", 1, 300).launched("a", 20, 20, 1, at=5)
+    builder.runtime("cudaEventRecord", 12, 1, 3).runtime("cudaStreamWaitEvent", 14, 1, 4)
+    known = {"cuda_sync_kind": "Stream Wait Event", "stream": 20, "device": 0, "correlation": 4}
+    known |= {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 3}
+    builder.event(ph="X", cat="cuda_sync", name="Stream Wait Event", pid=0, tid=20, ts=90, dur=1, args=known)
+    rows = rows_of(builder.launched("b", 81, 10, 5, at=66, stream=20).merged(tmp_path), 0)
+
+    def begin_of_b(**options):
+        found = replay({0: rows}, **options)
+        points = found.ranks[0].activities.starts.items()
+        return next(found.times[at] for row, at in points if rows.name[row] == "b") - min(found.graph.recorded)
+
+    assert begin_of_b() == 81 * US
+    later = begin_of_b(duration=lambda rows, row: 100 * US if rows.name[row] == "a" else 10 * US)
+    assert 120 * US <= later <= 121 * US  # when a is done, or the class's time of an event after that
+    assert begin_of_b(duration=scaled(5), without=frozenset({"event_wait"})) == 81 * US
