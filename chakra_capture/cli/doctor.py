@@ -1,18 +1,15 @@
 """``chakra-capture doctor``: can a job be recorded here, and what will not work?"""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_OK, UsageError, console, count_of, plain, print_json
+from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_OK, UsageError, console, count_of, plain, print_json, status
 from chakra_capture.layout import DEFAULT_TRACE_DIR
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from rich.console import Console
 
 _MODULE = "chakra_capture.recording.checkup"
@@ -80,7 +77,7 @@ def doctor(
     if not 0 < timeout <= _LONGEST_S:
         raise UsageError(f"--timeout {timeout} is no time to wait; give seconds, at most {_LONGEST_S}.")
     report = _Report()
-    with _shown_while_it_runs() as show:
+    with status("looking") as show:
         _ask(report, [str(trace_dir), *([framework] if framework else [])], timeout, show)
     report.checks.append(_readers())
     can_record = not report.levels(_BLOCKING)
@@ -109,7 +106,7 @@ def _ask(report: _Report, arguments: list[str], limit_s: float, show: Any) -> No
         for line in ask(_MODULE, *arguments, limit_s=limit_s):
             if "looks_at" in line:
                 looks_at = line["looks_at"]
-                show(looks_at)
+                show(f"looking at {looks_at}")
             elif "check" in line:
                 report.checks.append(line["check"])
             elif "versions" in line:
@@ -147,24 +144,6 @@ def _readers() -> dict[str, str]:
         "why": "merge gives the same, but takes several times as long and more memory.",
         "todo": "Install a wheel, or a C compiler and then chakra-capture anew.",
     }
-
-
-def _shown_while_it_runs() -> "AbstractContextManager[Any]":
-    """Say on a terminal what is looked at; it takes some seconds."""
-    import sys
-
-    if not sys.stderr.isatty():
-        return nullcontext(lambda _: None)
-    from contextlib import contextmanager
-
-    from rich.console import Console
-
-    @contextmanager
-    def status() -> Any:
-        with Console(stderr=True, markup=False).status("looking") as shown:
-            yield lambda subject: shown.update(plain(f"looking at {subject}"))
-
-    return status()
 
 
 def _print(out: "Console", report: _Report) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from chakra_capture.errors import ChakraCaptureError
@@ -51,6 +53,18 @@ def print_json(content: dict[str, Any]) -> None:
 def print_error(message: str) -> None:
     """Print an error sentence on stderr."""
     print(f"chakra-capture: {plain(message)}", file=sys.stderr)
+
+
+@contextmanager
+def status(text: str) -> Iterator[Callable[[str], None]]:
+    """Say on a terminal what is going on, in a line that goes away again; gives what changes it."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, markup=False).status(plain(text)) as shown:
+        yield lambda text: shown.update(plain(text))
 
 
 def console() -> "Console":

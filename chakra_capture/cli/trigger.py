@@ -2,14 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from chakra_capture.cli.output import EXIT_OK, UsageError, count_of, plain, print_json, print_line
+from chakra_capture.cli.output import EXIT_OK, UsageError, count_of, print_json, print_line, status
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.layout import DEFAULT_TRACE_DIR
 
@@ -77,7 +76,7 @@ def trigger(
     _check(paths)
     request = os.urandom(8).hex()
     _ask(paths, {"steps": steps, "id": request})
-    with _shown_while_it_waits(paths) as show:
+    with status(f"asking job {paths.job}") as show:
         answer = _wait(paths, request, timeout, show)
     if json:
         facts = {key: answer.get(key) for key in ("state", "first_step", "last_step", "num_ranks", "why")}
@@ -193,16 +192,3 @@ def _answer(paths: "RunPaths", request: str) -> dict[str, Any] | None:
         return None
     is_complete = all(type(content.get(key)) is int for key in ("first_step", "last_step", "num_ranks"))
     return content if is_complete or content.get("state") in ("seen", "refused") else None
-
-
-@contextmanager
-def _shown_while_it_waits(paths: "RunPaths") -> Iterator[Callable[[str], None]]:
-    import sys
-
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True, markup=False).status(f"asking job {plain(paths.job)}") as shown:
-        yield lambda text: shown.update(text)

@@ -11,11 +11,13 @@ from chakra_capture.cli.output import (
     EXIT_OK,
     UsageError,
     console,
+    count_of,
     duration,
     make_table,
     not_negative,
     number_ranges,
     print_json,
+    status,
 )
 from chakra_capture.errors import TraceFileError
 
@@ -125,7 +127,7 @@ def _replay(path: Path, *, rules: bool, job: str | None, rank: int | None, json:
     if rank is not None and rank not in merged:
         raise TraceFileError(f"{path} has no merged rank {rank}; it has {number_ranges([*merged])}. Name one of them.")
     chosen = [MergedTrace(number, folder) for number, folder in merged.items() if rank in (None, number)]
-    with _shown_while_it_runs(len(chosen)):
+    with status(f"replaying {count_of(len(chosen), 'rank')}"):
         windows = list(replay_run(MergedRun(run.merged_dir), chosen, ablate=rules))
     if not any(window.ranks for window in windows):
         raise TraceFileError(
@@ -163,17 +165,6 @@ def _as_json(one: "RankScore") -> dict[str, Any]:
         "unexplained_share": one.unexplained_share,
         "is_replayable": one.is_replayable,
     }
-
-
-def _shown_while_it_runs(num_ranks: int) -> Any:
-    import sys
-    from contextlib import nullcontext
-
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from rich.console import Console
-
-    return Console(stderr=True, markup=False).status(f"replaying {num_ranks} rank{'s' * (num_ranks > 1)}")
 
 
 def _print(out: "Console", window: "WindowReplay") -> None:
