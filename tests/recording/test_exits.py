@@ -60,9 +60,15 @@ torch.distributed.HashStore().wait(["never"], timedelta(seconds=100))
     ("ending", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os._exit(3)", 3)]
 )
 def test_files_of_a_process_that_is_gone_at_once_are_salvaged_by_merge(tmp_path, ending, code):
-    # Long enough for the observer to have written what it holds back, and for that to be on the disk.
-    wait = "part = folder / '0_chakra/rank-0.json.part'\nwhile part.stat().st_size < 50_000:\n    time.sleep(0.01)\n"
-    run_script(tmp_path, IN_STEP_3 + f"for _ in range(99):\n    work()\n{wait}{ending}", returncode=code)
+    # Long enough for the observer to have written what it holds back, and for step 2 to be whole on the disk.
+    wait = """
+for _ in range(99):
+    work()
+part = folder / "0_chakra/rank-0.json.part"
+while len(part.read_text().partition('"ProfilerStep#2"')[2]) < 5_000:
+    time.sleep(0.01)
+"""
+    run_script(tmp_path, IN_STEP_3 + wait + ending, returncode=code)
 
     assert files(tmp_path / "0_chakra") == ["rank-0.json.part"]
     assert not (tmp_path / "0_run/rank-0.json").exists()
