@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from chakra_capture.export.et_reader import EtNode
+from chakra_capture.export.et_schema import NodeType
 
 # Names are only shown; a file whose names all differ must not fill the memory.
 _MOST_NAMES = 100_000
@@ -61,11 +62,15 @@ class Graph:
 
     @cached_property
     def span_us(self) -> int | None:
-        """From the first start to the last end that nodes state; None if they state no starts."""
-        if not self.start_us.any():
+        """From the first start to the last end that nodes state; None if they state no starts.
+
+        What runs nothing (METADATA_NODE) may stand for a row of a thread that is not simulated.
+        """
+        runs = self.types != NodeType.METADATA_NODE
+        if not self.start_us[runs].any():
             return None
-        starts: list[int] = self.start_us.tolist()
-        durations: list[int] = self.duration_us.tolist()
+        starts: list[int] = self.start_us[runs].tolist()
+        durations: list[int] = self.duration_us[runs].tolist()
         return max(map(int.__add__, starts, durations)) - min(starts)
 
     @cached_property

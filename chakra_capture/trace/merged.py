@@ -1,5 +1,6 @@
 """Reading merged tables back: one rank as lazy-loaded frames, for analyses and reports."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,10 @@ class MergedTrace:
     @cached_property
     def nodes(self) -> pl.DataFrame:
         return self._read(layout.NODES_FILE)
+
+    def some_of_nodes(self, *columns: str) -> pl.DataFrame:
+        """Some columns of nodes, read anew: those of text can take more memory than all others."""
+        return _read_table(self.folder / layout.NODES_FILE, columns)
 
     @cached_property
     def edges(self) -> pl.DataFrame:
@@ -94,9 +99,9 @@ class _Alignment(msgspec.Struct):
     clocks: dict[int, RankClock] = {}
 
 
-def _read_table(path: Path) -> pl.DataFrame:
+def _read_table(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
     try:
         with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
-            return pl.read_parquet(file)
+            return pl.read_parquet(file, columns=None if columns is None else list(columns))
     except (OSError, pl.exceptions.PolarsError) as error:
         raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error

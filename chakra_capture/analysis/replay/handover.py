@@ -1,22 +1,14 @@
-"""Hand-overs between the loop's thread and those of the autograd engine: no event marks them.
+"""Hand-overs between the loop's thread and those of the autograd engine: rule 2.6 of the replay.
 
-Rule 2.6 of the replay. A long stretch of the loop's thread in which another thread of its process is busy most of the
-time is a wait for it: the other one begins at the start of the stretch, and its latest mark before the end ends it.
-What passes until the other begins, and until the loop goes on, is work of the engine that no row shows: like any gap of
-a thread it costs what it took. (One median for all: steps of the twin pair within 0.03 % still, kernels 18 us off.)
+What passes until the other thread begins, and until the loop goes on, is work of the engine that no row shows: like any
+gap of a thread it costs what it took. (One median for all: steps of the twin pair within 0.03 % still, kernels 18 us
+off.)
 """
 
-from bisect import bisect_left, bisect_right
-from itertools import accumulate
-
-from chakra_capture.analysis.replay.activities import US
 from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.analysis.replay.rows import Rows, Track
 from chakra_capture.analysis.replay.threads import NOBODY, Thread, Threads
-
-_SHORTEST_NS = 150 * US
-_BEGINS_WITHIN_NS, _BEGINS_WITHIN = 500 * US, 0.20
-_ENDS_WITHIN_NS, _ENDS_WITHIN = 400 * US, 0.05
+from chakra_capture.merge.stretches import Stretches, find_handovers
 
 
 def add_handovers(rows: Rows, threads: Threads, graph: Graph) -> set[Track]:
@@ -39,47 +31,26 @@ def _loops(rows: Rows, threads: Threads) -> list[Track]:
 
 
 def _join(rows: Rows, loop: Thread, other: Thread, graph: Graph) -> set[Track]:
-    woken, busy = set(), _Busy(other)
-    for at, (begin, end) in enumerate(zip(loop.times, loop.times[1:], strict=False)):
-        length, owner = end - begin, loop.owners[at]
-        is_call = owner != NOBODY and rows.kind[owner] == "runtime"
-        if length <= _SHORTEST_NS or is_call or busy.between(begin, end) <= length / 2:
-            continue
-        first = bisect_left(other.times, begin)
-        wakes = other.is_idle(begin) and first < len(other.times)
-        if wakes and other.times[first] - begin <= max(_BEGINS_WITHIN_NS, _BEGINS_WITHIN * length):
-            graph.edge(loop.points[at], other.points[first], other.times[first] - begin, "hand_over")
-            if first:
-                other.costs[first - 1] = 0
+    woken = set()
+    for found in find_handovers(_stretches(rows, loop), _stretches(rows, other)):
+        begin, end = loop.times[found.at], loop.times[found.at + 1]
+        if found.begins is not None:
+            wait = other.times[found.begins] - begin
+            graph.edge(loop.points[found.at], other.points[found.begins], wait, "hand_over")
+            if found.begins:
+                other.costs[found.begins - 1] = 0
             else:
                 woken.add(other.track)
-        last = other.last_until(end)
-        ends = last >= 0 and other.times[last] > begin
-        if ends and end - other.times[last] <= max(_ENDS_WITHIN_NS, _ENDS_WITHIN * length):
-            graph.edge(other.points[last], loop.points[at + 1], end - other.times[last], "hand_over")
-            loop.costs[at] = 0
+        if found.ends is not None:
+            wait = end - other.times[found.ends]
+            graph.edge(other.points[found.ends], loop.points[found.at + 1], wait, "hand_over")
+            loop.costs[found.at] = 0
     return woken
 
 
-class _Busy:
-    """How long a thread runs rows between two times."""
-
-    def __init__(self, thread: Thread) -> None:
-        self._times = thread.times
-        lengths = [
-            after - before if owner != NOBODY else 0
-            for before, after, owner in zip(thread.times, thread.times[1:], thread.owners, strict=False)
-        ]
-        self._until = [0, *accumulate(lengths)]
-        self._owners = thread.owners
-
-    def between(self, begin: int, end: int) -> int:
-        return self._before(end) - self._before(begin)
-
-    def _before(self, time: int) -> int:
-        at = bisect_right(self._times, time) - 1
-        if at < 0:
-            return 0
-        if at >= len(self._owners):
-            return self._until[-1]
-        return self._until[at] + (time - self._times[at] if self._owners[at] != NOBODY else 0)
+def _stretches(rows: Rows, thread: Thread) -> Stretches:
+    return Stretches(
+        thread.times,
+        [owner != NOBODY for owner in thread.owners],
+        [owner == NOBODY or rows.kind[owner] != "runtime" for owner in thread.owners],
+    )

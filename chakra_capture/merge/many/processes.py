@@ -5,12 +5,12 @@ import multiprocessing
 import os
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import connection
-from typing import Any, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.many.job import Began, Job, merge_job
@@ -18,6 +18,21 @@ from chakra_capture.merge.memory import prepare_process
 from chakra_capture.merge.report import RankReport
 
 _Result = TypeVar("_Result")
+
+
+class RankJob(Protocol):
+    """What is to be done for one rank."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def need_bytes(self) -> int:
+        """About how much memory it takes."""
+        ...
+
+
+_Job = TypeVar("_Job", bound=RankJob)
 _THREADS = "POLARS_MAX_THREADS"
 _DIED = (
     "the merging process died twice, most likely out of memory. "
@@ -60,23 +75,45 @@ class Processes:
         Args:
             jobs: in the order in which they are to begin.
         """
+        return self.each(jobs, merge_job, began, lambda rank: RankReport(rank, error=_DIED))
+
+    def each(
+        self,
+        jobs: "Sequence[_Job]",
+        task: "Callable[[_Job], _Result]",
+        began: "Callable[[_Job, int | None], None]",
+        died: Callable[[int], _Result],
+    ) -> Iterator[_Result]:
+        """Do a task for each job, in the order in which they end.
+
+        Args:
+            task: can be pickled, and gives something else than None.
+            died: what is given of a rank whose process has died twice.
+        """
         waiting = deque(jobs)
-        in_hand: dict[_Worker, Job] = {}
+        in_hand: dict[_Worker, _Job] = {}
         tried: set[int] = set()
         while waiting or in_hand:
-            self._give_work(waiting, in_hand, began)
+            self._give_work(waiting, in_hand, task, began)
             ready = connection.wait([worker.pipe for worker in in_hand])
             for worker in [worker for worker in in_hand if worker.pipe in ready]:
-                job, report = in_hand.pop(worker), worker.take()
-                if report is None:
+                job, result = in_hand.pop(worker), worker.take()
+                if result is None:
                     self._workers.remove(worker)
                     if job.rank not in tried:
                         tried.add(job.rank)
                         waiting.append(job)
                         continue
-                yield report or RankReport(job.rank, error=_DIED)
+                    result = died(job.rank)
+                yield result
 
-    def _give_work(self, waiting: deque[Job], in_hand: "dict[_Worker, Job]", began: Began) -> None:
+    def _give_work(
+        self,
+        waiting: "deque[_Job]",
+        in_hand: "dict[_Worker, _Job]",
+        task: "Callable[[_Job], object]",
+        began: "Callable[[_Job, int | None], None]",
+    ) -> None:
         """Give idle workers the first jobs that fit in memory; start workers while there are jobs for them."""
         while waiting and len(in_hand) < self.count:
             used = sum(job.need_bytes for job in in_hand.values())
@@ -90,7 +127,7 @@ class Processes:
                 worker = _Worker()
                 self._workers.append(worker)
             in_hand[worker] = job
-            worker.give(partial(merge_job, job))
+            worker.give(partial(task, job))
             began(job, worker.pid)
 
     def run(self, task: Callable[[], _Result]) -> _Result:

@@ -1,0 +1,128 @@
+"""One window of a rank's merged rows as arrays: what an export needs of them to tell what runs and what waits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from chakra_capture.annotations import parse_step
+from chakra_capture.merge.rows import ACTIVITY_KINDS, group_numbers, of_kind
+from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64
+from chakra_capture.trace.merged import MergedTrace
+
+ON_THREAD = ("annotation", "host_op", "python_function", "runtime")
+_WAITS = ("event_wait", "sync", "inter_thread")
+_NUMBERS = ("node_id", "parent_id", "launch_id", "ts_ns", "dur_ns", "pid", "tid", "device", "stream")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of a window by number; times in ns, ``MISSING`` for none.
+
+    Attributes:
+        first: ``node_id`` of row 0.
+        kind: as ``merge.rows.CODE``.
+        parent, launch: numbers of rows, -1 for none.
+        start, end: those of device activities on the clock of the CPU.
+        track: of a CPU row the number of its (pid, tid), of a device activity that of its (device, stream).
+        is_timed: start and end are known.
+        is_step: the annotation around a step.
+        waits: kind of edge -> rows that are waited for, and rows that wait.
+    """
+
+    first: int
+    kind: NDArray[np.int8]
+    name: Coded
+    parent: Int64
+    launch: Int64
+    start: Int64
+    end: Int64
+    pid: Int64
+    tid: Int64
+    device: Int64
+    stream: Int64
+    track: Int64
+    is_collective: Bool
+    is_timed: Bool
+    is_step: Bool
+    is_activity: Bool
+    waits: dict[str, tuple[Int64, Int64]]
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def is_kind(self, *kinds: str) -> Bool:
+        """Rows of these kinds."""
+        return of_kind(self.kind, kinds)
+
+    def named(self, accept: Callable[[str], bool]) -> Bool:
+        """Rows with a name that ``accept`` takes."""
+        return self.name.mask_of(np.array([accept(name) for name in self.name.values], dtype=bool))
+
+
+def read_rows(trace: MergedTrace, window: int) -> Rows:
+    """Read one window of a merged rank.
+
+    Raises:
+        TraceFileError: a table cannot be read.
+    """
+    nodes = trace.some_of_nodes("window", "kind", "name", "collective", *_NUMBERS)
+    nodes = nodes.filter(pl.col("window") == window)
+    number = {name: nodes[name].fill_null(MISSING).to_numpy() for name in _NUMBERS}
+    first = int(number["node_id"][0]) if len(nodes) else 0
+    kind = nodes["kind"].to_physical().to_numpy().astype(np.int8)
+    name = coded_series(nodes["name"])
+    is_activity = of_kind(kind, ACTIVITY_KINDS)
+    start, duration = number["ts_ns"], number["dur_ns"]
+    is_timed = (start != MISSING) & (duration != MISSING)
+    start = np.where(is_activity & (start != MISSING), start + _clock_offset(trace, window), start)
+    where = (("device", "stream"), ("pid", "tid"))
+    left, right = (np.where(is_activity, number[ours], number[theirs]) for ours, theirs in zip(*where, strict=True))
+    annotated = of_kind(kind, ("annotation",))
+    steps = np.array([parse_step(text) is not None for text in name.values], dtype=bool)
+    return Rows(
+        first=first,
+        kind=kind,
+        name=name,
+        parent=_row_numbers(number["parent_id"], first),
+        launch=_row_numbers(number["launch_id"], first),
+        start=start,
+        end=np.where(is_timed, start + np.where(is_timed, duration, 0), MISSING),
+        pid=number["pid"],
+        tid=number["tid"],
+        device=number["device"],
+        stream=number["stream"],
+        track=group_numbers(is_activity.astype(np.int8), group_numbers(left, right)),
+        is_collective=nodes["collective"].is_not_null().to_numpy(),
+        is_timed=is_timed,
+        is_step=annotated & name.mask_of(steps),
+        is_activity=is_activity,
+        waits=_waits(trace, window, first),
+    )
+
+
+def coded_series(texts: pl.Series) -> Coded:
+    """A column of texts in dictionary form."""
+    values = texts.drop_nulls().unique(maintain_order=True)
+    codes = texts.cast(pl.Enum(values)).to_physical().cast(pl.Int32).fill_null(-1)
+    return Coded(codes.to_numpy(), values.to_list())
+
+
+def _row_numbers(ids: Int64, first: int) -> Int64:
+    return np.where(ids == MISSING, -1, ids - first)
+
+
+def _clock_offset(trace: MergedTrace, window: int) -> int:
+    windows = trace.link["windows"]
+    return int(next((one.get("clock_offset_ns", 0) for one in windows if one.get("window") == window), 0))
+
+
+def _waits(trace: MergedTrace, window: int, first: int) -> dict[str, tuple[Int64, Int64]]:
+    edges = trace.edges.filter((pl.col("window") == window) & pl.col("kind").is_in(_WAITS))
+    found = {}
+    for kind in _WAITS:
+        part = edges.filter(pl.col("kind") == kind)
+        found[kind] = (part["src"].to_numpy() - first, part["dst"].to_numpy() - first)
+    return found
