@@ -35,6 +35,7 @@ def export_et(
     window: Annotated[int | None, Parameter(validator=not_negative)] = None,
     job: str | None = None,
     overwrite: Annotated[bool, Parameter(negative=())] = False,
+    anonymize: Annotated[bool, Parameter(negative=())] = False,
     workers: Annotated[int | None, Parameter(validator=not_negative)] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -73,11 +74,16 @@ def export_et(
         Job of a trace_dir that holds several runs; default: the newest.
     overwrite
         Replace an export that is there.
+    anonymize
+        Write hashes for names and types, and shapes rounded up to powers of two. Times,
+        structure and communication stay; equal names stay equal, on all ranks.
     workers
         Ranks at once; default: one per core.
     json
         Print JSON.
     """
+    from chakra_capture.export.anonymize import Anonymizer
+    from chakra_capture.export.making.content import Texts, hidden
     from chakra_capture.export.making.run import Asked
     from chakra_capture.export.making.run import export_et as write
     from chakra_capture.export.validation.node_checks import Profile
@@ -87,7 +93,14 @@ def export_et(
     if not run.merged_ranks:
         raise TraceFileError(f"{path} has no merged ranks. Merge it first, with: chakra-capture merge.")
     with _progress() as seen:
-        asked = Asked(profile=Profile(profile), window=window, workers=workers, overwrite=overwrite, seen=seen)
+        asked = Asked(
+            profile=Profile(profile),
+            window=window,
+            workers=workers,
+            overwrite=overwrite,
+            texts=hidden(Anonymizer()) if anonymize else Texts(),
+            seen=seen,
+        )
         done = write(run, output, asked)
     if json:
         print_json(_as_json(done, profile))

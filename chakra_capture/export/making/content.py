@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from chakra_capture.export.anonymize import Anonymizer
 from chakra_capture.export.et_schema import NodeType, message
 from chakra_capture.export.making.encode import Encodable, add_attribute
 from chakra_capture.export.making.rows import Rows, coded_series
@@ -34,6 +35,11 @@ class Texts:
     name: Callable[[str], str] = str
     shapes: Callable[[str], str] = str
     types: Callable[[str], str] = str
+
+
+def hidden(by: Anonymizer) -> Texts:
+    """Texts as an anonymous export has them."""
+    return Texts(by.name, by.shapes, by.types)
 
 
 def astra_content(rows: Rows, made: Window, operations: pl.DataFrame, texts: Texts) -> Encodable:

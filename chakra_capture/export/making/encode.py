@@ -7,6 +7,7 @@ kind, by protobuf itself. Numbers of their own are written as varints into a tab
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ _CTRL_DEPS, _ATTR = 4, 10
 _ATTR_NAME, _ATTR_INT64 = 1, 9
 _VARINT, _BYTES = 0, 2
 _BLOCK = 1 << 16
-Bytes = NDArray[np.uint8]
+# So many dependencies of a node go with its numbers, more into a field of their own.
+_FEW_DEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,6 @@ def encoded(nodes: Encodable) -> Iterator[bytes]:
 
 
 def _block(nodes: Encodable, part: slice) -> bytes:
-    deps, deps_size = _dependencies(nodes, part)
     table = _Table(part.stop - part.start)
     table.number(_ID, nodes.ids[part])
     table.number(_START, nodes.start_us[part])
@@ -86,33 +87,29 @@ def _block(nodes: Encodable, part: slice) -> bytes:
         one = nodes.ctrl_deps[part]
         table.sized(_CTRL_DEPS, b"", one, one != MISSING)
     for name, values in nodes.numbers.items():
-        head = _tag(_ATTR_NAME, _BYTES) + _varint(len(name)) + name.encode() + _tag(_ATTR_INT64, _VARINT)
+        text = name.encode()
+        head = _tag(_ATTR_NAME, _BYTES) + _varint(len(text)) + text + _tag(_ATTR_INT64, _VARINT)
         table.sized(_ATTR, head, values[part], values[part] != MISSING)
-    table.constant(_tag(_DATA_DEPS, _BYTES), deps_size > 0)
-    table.varint(deps_size, deps_size > 0)
+    first = nodes.data_first[part.start : part.stop + 1]
+    table.repeated(_DATA_DEPS, first, nodes.data_deps)
     kind = nodes.kind[part]
-    kind_size = np.array([len(one) for one in nodes.kinds], dtype=np.int64)[kind]
+    shared = [nodes.kinds[one] for one in kind.tolist()]
+    shared_size = np.array([len(one) for one in nodes.kinds], dtype=np.int64)[kind]
+    for at in np.flatnonzero(np.diff(first) > _FEW_DEPS).tolist():
+        shared[at] += _packed(_DATA_DEPS, nodes.data_deps[first[at] + _FEW_DEPS : first[at + 1]].tolist())
+        shared_size[at] = len(shared[at])
     lengths = _Table(len(kind))
-    lengths.varint(table.sizes + deps_size + kind_size, None)
-    own = lengths.beside(table)
-    shared = map(nodes.kinds.__getitem__, kind.tolist())
-    return b"".join(chain.from_iterable(zip(_pieces(*own), _pieces(deps, deps_size), shared, strict=True)))
-
-
-def _dependencies(nodes: Encodable, part: slice) -> tuple[Bytes, Int64]:
-    """Varints of the data dependencies of all nodes, and how many bytes each node has of them."""
-    bounds = nodes.data_first[part.start : part.stop + 1]
-    table = _Table(int(bounds[-1] - bounds[0]))
-    table.varint(nodes.data_deps[bounds[0] : bounds[-1]], None)
-    until = np.append(0, np.cumsum(table.sizes))[bounds - bounds[0]]
-    return table.flat, np.diff(until)
-
-
-def _pieces(data: Bytes, sizes: Int64) -> Iterator[memoryview]:
-    """Consecutive stretches of so many bytes."""
+    lengths.varint(table.sizes + shared_size, None)
+    data, sizes = lengths.beside(table)
     bounds = np.append(0, np.cumsum(sizes)).tolist()
-    whole = data.data
-    return (whole[first:last] for first, last in pairwise(bounds))
+    own = [data[begin:end] for begin, end in pairwise(bounds)]
+    return b"".join(chain.from_iterable(zip(own, shared, strict=True)))
+
+
+def _packed(tag: int, numbers: Sequence[int]) -> bytes:
+    """Numbers as one packed field; a reader appends them to those of an earlier one."""
+    data = b"".join(map(_varint, numbers))
+    return _tag(tag, _BYTES) + _varint(len(data)) + data
 
 
 class _Table:
@@ -138,18 +135,41 @@ class _Table:
             self.constant(head, has)
             self.varint(values, has)
 
+    def repeated(self, tag: int, first: Int64, values: Int64) -> None:
+        """A packed field of the first few of several numbers.
+
+        Args:
+            first: where the numbers of each row begin in ``values``, and where the last ones end.
+        """
+        count = np.minimum(np.diff(first), _FEW_DEPS)
+        at = [(np.flatnonzero(count > place), place) for place in range(int(count.max(initial=0)))]
+        columns = []
+        for rows, place in at:
+            column = np.zeros(self._size, dtype=np.int64)
+            column[rows] = values[first[rows] + place]
+            columns.append((column, count > place))
+        size = np.zeros(self._size, dtype=np.int64)
+        for column, has in columns:
+            size += np.where(has, _varint_sizes(column), 0)
+        self.constant(_tag(tag, _BYTES), count > 0)
+        self.varint(size, count > 0)
+        for column, has in columns:
+            self.varint(column, has)
+
     def constant(self, data: bytes, has: Bool) -> None:
         for byte in data:
             self._add(np.full(self._size, byte, dtype=np.uint8), has)
 
     def varint(self, values: Int64, has: Bool | None) -> None:
         """Seven bits a byte, the lowest first; all but the last have their top bit set."""
-        left = values.astype(np.uint64)
+        narrow = values.max(initial=0) < 1 << 32
+        left: NDArray[np.unsignedinteger[Any]] = values.astype(np.uint32) if narrow else values.astype(np.uint64)
         here = np.ones(self._size, dtype=bool) if has is None else has
         while here.any():
-            more = left > 0x7F
-            self._add(((left & 0x7F) | np.where(more, np.uint64(0x80), np.uint64(0))).astype(np.uint8), here)
-            left >>= np.uint64(7)
+            low = left.astype(np.uint8)
+            left >>= 7
+            more = left > 0
+            self._add((low & 0x7F) | (more.view(np.uint8) << 7), here)
             here = here & more
 
     def _add(self, column: NDArray[np.uint8], has: Bool) -> None:
@@ -157,24 +177,25 @@ class _Table:
         self._has.append(has)
         self.sizes += has
 
-    def beside(self, other: "_Table") -> tuple[Bytes, Int64]:
+    def beside(self, other: "_Table") -> tuple[bytes, Int64]:
         """The rows of this table, each followed by that of the other, and their sizes."""
         both = _Table(self._size)
         both._columns, both._has = self._columns + other._columns, self._has + other._has
         return both.flat, self.sizes + other.sizes
 
     @property
-    def flat(self) -> Bytes:
+    def flat(self) -> bytes:
         """All bytes, row by row."""
         if not self._columns:
-            return np.zeros(0, dtype=np.uint8)
-        return np.stack(self._columns, axis=1)[np.stack(self._has, axis=1)]
+            return b""
+        return np.stack(self._columns, axis=1)[np.stack(self._has, axis=1)].tobytes()
 
 
 def _varint_sizes(values: Int64) -> Int64:
-    left, sizes = values.astype(np.uint64), np.ones(len(values), dtype=np.int64)
-    while (left := left >> np.uint64(7)).any():
+    left, sizes = values.astype(np.uint64) >> np.uint64(7), np.ones(len(values), dtype=np.int64)
+    while left.any():
         sizes += left > 0
+        left >>= np.uint64(7)
     return sizes
 
 
