@@ -64,6 +64,7 @@ class Node:
     start: int = 0
     dur: int = 0
     attrs: tuple[tuple[str, str | None, object], ...] = ()
+    values: str = ""
 
     def but(self, **changes: object) -> "Node":
         return replace(self, **changes)  # type: ignore[arg-type]
@@ -84,6 +85,7 @@ class Node:
             + b"".join(text(4 + at, deps) for at, deps in enumerate(packed) if deps)
             + number(6, self.start)
             + number(7, self.dur)
+            + (text(8, text(1, self.values)) if self.values else b"")
             + b"".join(text(10, attribute(*one)) for one in self.attrs)
         )
 

@@ -11,6 +11,7 @@ from export.et_writer import (
     ALL_GATHER,
     ALL_REDUCE,
     COLL,
+    COMP,
     Node,
     Run,
     coll,
@@ -118,6 +119,14 @@ def everything_waits(given: Run) -> None:
     given.add(0, comp(8, (1,), start=240, dur=5, cpu=True))
 
 
+def groups_differ(given: Run) -> None:
+    """Both ranks list their groups as torch's observer does; one of them with other members."""
+    for rank, members in ((0, [0, 1]), (1, [1])):
+        listed = json.dumps([{"pg_name": "0", "ranks": [0, 1]}, {"pg_name": "7", "ranks": members}])
+        node = Node(90, COMP, "## process_group:init ##", (1,), dur=1, attrs=(("is_cpu_op", "bool_val", True),))
+        given.add(rank, node.but(values=str([listed])))
+
+
 def steps_differ(given: Run) -> None:
     given.heads = {0: metadata(steps="5"), 1: metadata(steps="6")}
 
@@ -205,6 +214,7 @@ PLANTED = [
     ("a group too large", both(3, "pg_name", "string_val", "4294967296"), "V14-pg-name", 0, 3, "4294967296"),
     ("no such group", both(3, "pg_name", "string_val", "5"), "V14-pg-unknown", 0, 3, "group 5"),
     ("not a member", groups('{"1": [0, 1], "2": [0, 2]}'), "V14-not-a-member", 1, 4, "group 2"),
+    ("other members", groups_differ, "V14-groups-differ", 1, None, "group 7: ranks 1, and rank 0 has 0, 1"),
     ("no world", no_pg_names, "V14-world-implicit", 0, 3, "group 0"),
     ("another order", swapped, "V15-order-differs", 1, 3, "ALL_GATHER, rank 0 (node 3) has ALL_REDUCE"),
     ("another size", attr(1, 3, "comm_size", "int64_val", 4095), "V15-size-differs", 1, 3, "4,095 bytes, rank 0"),

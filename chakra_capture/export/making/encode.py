@@ -169,7 +169,7 @@ class _Table:
             low = left.astype(np.uint8)
             left >>= 7
             more = left > 0
-            self._add((low & 0x7F) | (more.view(np.uint8) << 7), here)
+            self._add((low & np.uint8(0x7F)) | (more.view(np.uint8) << np.uint8(7)), here)
             here = here & more
 
     def _add(self, column: NDArray[np.uint8], has: Bool) -> None:

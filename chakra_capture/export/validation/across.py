@@ -9,7 +9,7 @@ from chakra_capture.export.et_reader import Value
 from chakra_capture.export.et_schema import NodeType, collective_name
 from chakra_capture.export.validation import checks
 from chakra_capture.export.validation.findings import Findings, Place
-from chakra_capture.export.validation.groups import Groups
+from chakra_capture.export.validation.groups import Groups, check_stated
 from chakra_capture.export.validation.node_checks import WORLD, Operation
 from chakra_capture.export.validation.rank_order import Issued
 
@@ -25,12 +25,14 @@ class RankOperations:
     Attributes:
         point_to_point: sends and receives in the order in which they are issued.
         steps: what the file states of its steps; None if nothing.
+        groups: members of the process groups that the file lists.
     """
 
     rank: int
     issued: list[Issued] = field(default_factory=list)
     point_to_point: list[Operation] = field(default_factory=list)
     steps: Value = None
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     def of_group(self, group: int) -> list[Operation]:
         """The collectives of a group in order."""
@@ -40,6 +42,7 @@ class RankOperations:
 def check_ranks(ranks: list[RankOperations], groups: Groups, findings: Findings) -> None:
     """Check the ranks of one run against each other."""
     _check_steps(ranks, findings)
+    check_stated({rank.rank: rank.groups for rank in ranks}, findings)
     for group in sorted({one.operation.group for rank in ranks for one in rank.issued}):
         members = [rank for rank in ranks if _is_member(rank.rank, group, groups)]
         _check_group(group, members, findings)

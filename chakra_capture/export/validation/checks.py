@@ -223,6 +223,13 @@ PG_UNKNOWN = Check("V14", "pg-unknown", _E, "pg_name is not in the group file", 
 NOT_A_MEMBER = Check(
     "V14", "not-a-member", _E, "a rank has a collective of a group it is not in", "Mend the group or the collective."
 )
+GROUPS_DIFFER = Check(
+    "V14",
+    "groups-differ",
+    _E,
+    "ranks state different members of one process group in their traces; simulators that read groups there mix them up",
+    "Give every group a name of its own.",
+)
 WORLD_IMPLICIT = Check(
     "V14",
     "world-implicit",

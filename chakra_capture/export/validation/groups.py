@@ -6,12 +6,14 @@ from pathlib import Path
 import msgspec
 
 from chakra_capture.errors import TraceFileError
+from chakra_capture.export.et_reader import EtNode
 from chakra_capture.export.validation import checks
 from chakra_capture.export.validation.findings import Findings, Place
 from chakra_capture.export.validation.node_checks import WORLD, Operation
 
 _LARGEST_FILE = 64 << 20
 _LARGEST_ID = 2**31 - 1
+_GROUPS_NODE = "process_group:init"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,41 @@ def _ranks(members: object) -> tuple[int, ...] | None:
         return None
     ranks = tuple(one for one in members if type(one) is int and one >= 0)
     return ranks if len(ranks) == len(members) == len(set(ranks)) else None
+
+
+class _Stated(msgspec.Struct):
+    """A process group as torch's observer lists it."""
+
+    pg_name: str
+    ranks: list[int]
+
+
+def stated_groups(node: EtNode) -> dict[str, tuple[int, ...]]:
+    """Groups that a node ``process_group:init`` lists: its inputs are a Python list of one JSON text."""
+    if _GROUPS_NODE not in node.name or node.inputs is None:
+        return {}
+    text = node.inputs.values.replace('\\"', '"').replace("\\'", "'")
+    begin, end = text.find("[{"), text.rfind("}]")
+    try:
+        found = msgspec.json.decode(text[begin : end + 2] if begin >= 0 else "[]", type=list[_Stated])
+    except (msgspec.DecodeError, RecursionError):
+        return {}
+    return {one.pg_name: tuple(one.ranks) for one in found if one.ranks}
+
+
+def check_stated(by_rank: dict[int, dict[str, tuple[int, ...]]], findings: Findings) -> None:
+    """Hold the groups that ranks list against each other: a group is the same for all ranks that list it."""
+    first: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for rank, stated in by_rank.items():
+        for name, members in stated.items():
+            other, expected = first.setdefault(name, (rank, members))
+            if members != expected:
+                detail = f"group {name[:40]}: ranks {_shown(members)}, and rank {other} has {_shown(expected)}"
+                findings.add(checks.GROUPS_DIFFER, Place(rank, detail=detail))
+
+
+def _shown(members: tuple[int, ...]) -> str:
+    return ", ".join(map(str, members[:8])) + (", ..." if len(members) > 8 else "")
 
 
 def check_world_size(groups: Groups, num_ranks: int, findings: Findings) -> None:

@@ -14,7 +14,7 @@ from chakra_capture.export.validation import checks
 from chakra_capture.export.validation.across import RankOperations, check_npus, check_point_to_point, check_ranks
 from chakra_capture.export.validation.findings import Findings, Level, Place
 from chakra_capture.export.validation.graph_checks import check_graph
-from chakra_capture.export.validation.groups import Groups, check_use, check_world_size, read_groups
+from chakra_capture.export.validation.groups import Groups, check_use, check_world_size, read_groups, stated_groups
 from chakra_capture.export.validation.node_checks import NodeChecks, Operation, Profile, is_on_cpu
 from chakra_capture.export.validation.rank_order import collective_order, issue_order
 
@@ -117,6 +117,7 @@ def _check_file(
             for node in file.nodes():
                 num_nodes += 1
                 operation = node_checks.check(node)
+                found.groups.update(stated_groups(node))
                 builder.add(node, on_cpu=is_on_cpu(node))
                 if operation is not None:
                     operations[node.node_id] = operation
