@@ -75,7 +75,9 @@ def chosen_steps(tables: "RunTables", path: "Path", ranks: list[int], texts: lis
         steps = tables.frames["steps"].filter(pl.col("rank").is_in(ranks)).select("step").unique().collect()
     there = steps["step"].drop_nulls().sort().to_list()
     if not there:
-        raise TraceFileError(f"{path} marks no step (ProfilerStep), so none can be named. Name ranks or a node instead.")
+        raise TraceFileError(
+            f"{path} marks no step (ProfilerStep), so none can be named. Name ranks or a node instead."
+        )
     if (missing := first_missing(ranges, there)) is not None:
         raise TraceFileError(f"{path} has no step {missing}; it has {number_ranges(there)}. Name some of them.")
     return chosen(ranges, there)

@@ -37,21 +37,21 @@ def slice_(
 ) -> int:
     """Cut a smaller run out of a merged one: some steps, some ranks, or one op.
 
-    The result is a folder of merged ranks like any other: summary, query, validate
-    --replay, export and slice read it. Nothing of the source is changed.
+    The result is a folder of merged ranks like any other: summary, query,
+    validate --replay, export and slice read it. The source is only read.
 
-    Steps: a CPU row is of the step in which it starts, a device activity of that of its
-    launch. What lies between two steps that follow each other stays with them. So do
-    activities launched before that still run in a step that stays: device busy and idle
-    time is as measured. Rows that begin before the first step, such as an annotation
-    around the whole epoch, are left out, even where they reach into it.
-    A node: its row, all beneath it, and what the launches in it ran on the device.
+    Steps: a CPU row is of the step in which it starts, a device activity of that
+    of its launch. What lies between two steps that follow each other stays with
+    them. So do activities launched before that still run in a step that stays:
+    device busy and idle time are as measured. Rows that begin before the first
+    step, such as an annotation around the whole epoch, are left out.
+    A node: its row, all beneath it, and what the launches in it ran.
 
-    Rows are numbered anew, from 0; link.json maps them to those of the source. Times,
-    self times and steps stay as measured in the whole run. A parent or launch that was
-    left out is null. An edge stays if both its ends do; none is made up for what is left
-    out. collectives.parquet keeps times and waits as measured among all ranks; where
-    num_found is below num_ranks, the others were left out.
+    Rows are numbered anew, from 0; link.json maps them to those of the source.
+    Times, self times and steps stay as measured in the whole run. A parent or
+    launch that was left out is null. An edge stays if both its ends do; none is
+    made up for what is left out. collectives.parquet keeps waits as measured
+    among all ranks; where num_found is below num_ranks, a rank is not here.
 
     Examples:
         chakra-capture slice ./traces --steps 5-6 -o small

@@ -27,9 +27,7 @@ def counted_columns(nodes: pl.LazyFrame) -> pl.DataFrame:
     ).collect(engine="streaming")
 
 
-def recounted(
-    entry: dict[str, Any], rows: pl.DataFrame, edges: pl.DataFrame, steps: Collection[int]
-) -> dict[str, Any]:
+def recounted(entry: dict[str, Any], rows: pl.DataFrame, edges: pl.DataFrame, steps: Collection[int]) -> dict[str, Any]:
     """The entry of a window in link.json with the counts of the rows that it has now.
 
     Args:

@@ -26,7 +26,7 @@ class Kept:
 
     Attributes:
         ids: their ``node_id``, ascending; the position of each is its number in the slice.
-        carried: those of them that only run in the time of what stays, and whose launch goes.
+        carried: those of them that only run in the time of what stays; their launch, if any is recorded, goes.
     """
 
     ids: Int64
@@ -67,7 +67,9 @@ def rows_of_steps(nodes: pl.LazyFrame, steps: pl.DataFrame) -> Kept:
     numbers, windows = (steps[name].unique().to_list() for name in ("step", "window"))
     end = pl.col("ts_ns") + pl.col("dur_ns").fill_null(0)
     low, high = steps["ts_ns"].min(), (steps["ts_ns"] + steps["dur_ns"].fill_null(0)).max()
-    is_near = pl.col("kind").is_in(DEVICE_KINDS) & (pl.col("ts_ns") <= high) & (end >= low)
+    is_near = pl.lit(value=False)
+    if low is not None and high is not None:
+        is_near = pl.col("kind").is_in(DEVICE_KINDS) & (pl.col("ts_ns") <= high) & (end >= low)
     is_mark = pl.col("kind").is_in(("device_annotation", "sync"))
     may_stay = pl.col("step").is_in(numbers) | pl.col("step").is_null() | is_near | is_mark
     rows = (
@@ -86,15 +88,14 @@ def rows_of_steps(nodes: pl.LazyFrame, steps: pl.DataFrame) -> Kept:
 
 def _of_window(rows: pl.DataFrame, steps: pl.DataFrame) -> tuple[Int64, Int64]:
     """Ids of the rows that stay, and of those of them that are carried."""
-    node_id, step, parent, launch, start, dur = (
-        rows[name].fill_null(MISSING).to_numpy() for name in _NUMBERS
-    )
+    node_id, step, parent, launch, start, dur = (rows[name].fill_null(MISSING).to_numpy() for name in _NUMBERS)
     is_root, on_device, is_activity = (rows["kind"].is_in(k).to_numpy() for k in (_ROOTS, DEVICE_KINDS, ACTIVITY_KINDS))
     is_timed = start != MISSING
     end = np.where(is_timed, start, 0) + np.where(dur != MISSING, dur, 0)
     spans = _spans(steps)
     stays = np.isin(step, steps["step"].to_numpy())
-    stays |= ~on_device & (step == MISSING) & is_timed & intervals.holds(*spans, start)
+    has_no_step = (step == MISSING) & (launch == MISSING) & (~on_device | is_activity)
+    stays |= has_no_step & is_timed & intervals.holds(*spans, start)
     stays |= _beneath(stays, match_keys(parent, node_id), ~is_timed & ~is_root)
     at = match_keys(launch, node_id)
     launched = stays | (is_activity & (at >= 0) & stays[np.maximum(at, 0)])

@@ -84,8 +84,8 @@ def slice_run(source: Path, selection: Selection, out: Path, watch: Callable[[st
         TraceFileError: ``out`` cannot be made, a table cannot be read, or the node is not there.
     """
     _check_out(source, out)
+    run = {"run_id": _run_id(source), "folder": str(source.resolve())}
     said = {
-        "source": {"run_id": _run_id(source), "folder": str(source.resolve())},
         "steps": None if selection.steps is None else list(selection.steps),
         "ranks": list(selection.ranks),
         "node_id": selection.node,
@@ -96,7 +96,7 @@ def slice_run(source: Path, selection: Selection, out: Path, watch: Callable[[st
         for rank in selection.ranks:
             watch(f"slicing rank {rank}, {len(rows) + 1} of {len(selection.ranks)}")
             of, to = (each / layout.rank_folder_name(rank) for each in (source, folder))
-            about = {**said, "source": {**said["source"], **_origin(of)}}
+            about = {"source": run | _origin(of), **said}
             if selection.is_whole:
                 rows[rank] = None
                 counts[rank] = _copy_rank(of, to, about)
@@ -167,7 +167,10 @@ def _copy_rank(source: Path, out: Path, said: dict[str, Any]) -> Counts:
 
 
 def _write_collectives(source: Path, out: Path, rows: Mapping[int, Kept | None]) -> tuple[int, int] | None:
-    """Write the operations of what stays; returns how many, and how many miss a rank. None: the run has no such table."""
+    """Write the operations of what stays; returns how many, and how many lack a rank.
+
+    None: the run has no such table.
+    """
     path = source / layout.COLLECTIVES_FILE
     if not path.is_file():
         return None

@@ -110,13 +110,14 @@ def write_rank(source: Path, out: Path, kept: Kept, said: dict[str, Any], note: 
             if (source / layout.COMMUNICATION_FILE).is_file():
                 operations = operations_kept(scan(source, layout.COMMUNICATION_FILE), kept)
                 write_table(out / layout.COMMUNICATION_FILE, operations)
-            runs = _runs(kept.ids)
+            if counts.num_carried:
+                note += f"; device activities launched before that run in it: {counts.num_carried}"
             write_link(
                 out / layout.LINK_FILE,
                 {
                     **link,
                     "made_from": None,  # of no traces: a merge into this folder must not take it for its own
-                    "slice": {**said, **asdict(counts), "source_node_ids": runs},
+                    "slice": {**said, **asdict(counts), "source_node_ids": _runs(kept.ids)},
                     "tables": table_sizes(out),
                     "windows": _windows(link["windows"], out, steps, note),
                 },
@@ -128,7 +129,9 @@ def copy_link(source: Path, out: Path, said: dict[str, Any]) -> Counts:
     """Write link.json of a rank that stays as it is, whose tables are in ``out`` already."""
     link = read_link(source)
     with readable(source):
-        sizes = (scan(source, name).select(pl.len()).collect().item() for name in (layout.NODES_FILE, layout.EDGES_FILE))
+        sizes = (
+            scan(source, name).select(pl.len()).collect().item() for name in (layout.NODES_FILE, layout.EDGES_FILE)
+        )
         counts = Counts(next(sizes), 0, next(sizes), 0, 0, 0, 0, 0)
     whole = [[0, counts.num_rows - 1]] if counts.num_rows else []
     link |= {"made_from": None, "slice": {**said, **asdict(counts), "source_node_ids": whole}}

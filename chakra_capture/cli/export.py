@@ -1,0 +1,14 @@
+"""``chakra-capture export``: merged runs in formats of others; each kind is a module of its own."""
+
+from cyclopts import App
+
+from chakra_capture.cli.export_graph import export_graph
+
+_HELP = "Write a merged run in a format of other tools."
+
+
+def export_app() -> App:
+    """The verb with its kinds."""
+    built = App(name="export", help=_HELP, help_format="plaintext", end_of_options_delimiter="")
+    built.command(export_graph, name="graph")
+    return built
