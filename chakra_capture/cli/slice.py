@@ -44,7 +44,8 @@ def slice_(
     of its launch. What lies between two steps that follow each other stays with
     them. So do activities launched before that still run in a step that stays:
     device busy and idle time are as measured. Rows that begin before the first
-    step, such as an annotation around the whole epoch, are left out.
+    step, such as an annotation around the whole epoch, are left out, but for the
+    annotation of a phase that reaches into it.
     A node: its row, all beneath it, and what the launches in it ran.
 
     Rows are numbered anew, from 0; link.json maps them to those of the source.

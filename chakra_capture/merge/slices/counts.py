@@ -36,19 +36,18 @@ def recounted(entry: dict[str, Any], rows: pl.DataFrame, edges: pl.DataFrame, st
         edges: ``kind`` of each edge of the window.
         steps: those that stay.
     """
+    host, device = entry["host"], entry["device"]
+    if host is not None:
+        host = host | _host(rows, has_device=device is not None) | {"steps": _those(host, steps)}
+    if device is not None:
+        device = device | _device(rows, has_host=host is not None) | {"steps": _those(device, steps)}
     kinds = rows["kind"].value_counts().sort("kind")
-    return {
-        **entry,
-        "host": entry["host"] and {**entry["host"], **_host(rows), "steps": _those(entry["host"], steps)},
-        "device": entry["device"]
-        and {
-            **entry["device"],
-            **_device(rows, has_host=entry["host"] is not None),
-            "steps": _those(entry["device"], steps),
-        },
+    return entry | {
+        "host": host,
+        "device": device,
         "rows": dict(kinds.cast({"kind": pl.String}).iter_rows()),
         "edges": {str(kind): n for kind, n in edges["kind"].value_counts().sort("kind").iter_rows()},
-        "repairs": {**entry["repairs"], "rows_repaired": int(rows["repaired"].sum())},
+        "repairs": entry["repairs"] | {"rows_repaired": int(rows["repaired"].sum())},
     }
 
 
@@ -56,7 +55,7 @@ def _those(side: dict[str, Any], steps: Collection[int]) -> list[int]:
     return [step for step in side["steps"] if step in steps]
 
 
-def _host(rows: pl.DataFrame) -> dict[str, Any]:
+def _host(rows: pl.DataFrame, *, has_device: bool) -> dict[str, Any]:
     is_root = pl.col("kind").is_in(("process", "thread"))
     # A repaired root was added for one that the host trace lacks.
     nodes = rows.filter(pl.col("in_host") & ~(is_root & pl.col("repaired")))
@@ -68,7 +67,7 @@ def _host(rows: pl.DataFrame) -> dict[str, Any]:
         "num_roots": nodes.height - ops.height,
         "num_linked": ops.height - alone.height,
         "num_host_only": alone.height,
-        "host_only_names": dict(names.head(_MOST_NAMES).iter_rows()),
+        "host_only_names": dict(names.head(_MOST_NAMES).iter_rows()) if has_device else {},
     }
 
 

@@ -3,7 +3,8 @@
 A row is of the step in which it starts, and a device activity of that of its launch, as in the column ``step``. What
 has no step goes by its start: between two steps that both stay, and follow each other, it stays, too. Beside these stay
 device activities launched before, as far as they run in a step that stays: else the device would be idle where it was
-not. Rows that begin before, such as an annotation of a whole epoch, do not stay: they say nothing of the steps.
+not. Other rows that begin before, such as an annotation of a whole epoch, do not stay: they say nothing of the steps.
+An annotation of a phase does where it reaches into a step: it says what the step begins with.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
+from chakra_capture.annotations import BETWEEN_STEPS, PHASE_NAMES
 from chakra_capture.merge import intervals
 from chakra_capture.merge.rows import ACTIVITY_KINDS, DEVICE_KINDS, climb
 from chakra_capture.trace.columns import MISSING, Bool, Int64
@@ -71,10 +73,11 @@ def rows_of_steps(nodes: pl.LazyFrame, steps: pl.DataFrame) -> Kept:
     if low is not None and high is not None:
         is_near = pl.col("kind").is_in(DEVICE_KINDS) & (pl.col("ts_ns") <= high) & (end >= low)
     is_mark = pl.col("kind").is_in(("device_annotation", "sync"))
-    may_stay = pl.col("step").is_in(numbers) | pl.col("step").is_null() | is_near | is_mark
+    is_phase = (pl.col("kind") == "annotation") & pl.col("name").is_in((*PHASE_NAMES, *BETWEEN_STEPS))
+    may_stay = pl.col("step").is_in(numbers) | pl.col("step").is_null() | is_near | is_mark | is_phase
     rows = (
         nodes.filter(pl.col("window").is_in(windows) & may_stay.fill_null(value=False))
-        .select("window", "kind", *_NUMBERS)
+        .select("window", "kind", *_NUMBERS, is_phase=is_phase.fill_null(value=False))
         .collect(engine="streaming")
         .sort("node_id")
     )
@@ -96,6 +99,7 @@ def _of_window(rows: pl.DataFrame, steps: pl.DataFrame) -> tuple[Int64, Int64]:
     stays = np.isin(step, steps["step"].to_numpy())
     has_no_step = (step == MISSING) & (launch == MISSING) & (~on_device | is_activity)
     stays |= has_no_step & is_timed & intervals.holds(*spans, start)
+    stays |= rows["is_phase"].to_numpy() & is_timed & _overlap(spans, start, end)
     stays |= _beneath(stays, match_keys(parent, node_id), ~is_timed & ~is_root)
     at = match_keys(launch, node_id)
     launched = stays | (is_activity & (at >= 0) & stays[np.maximum(at, 0)])
