@@ -51,6 +51,11 @@ def et_file_name(rank: int, prefix: str = ET_PREFIX) -> str:
     return f"{prefix}.{rank}.et"
 
 
+def graph_file_name(rank: int, suffix: str) -> str:
+    """Name the file that holds the dependency graph of one rank."""
+    return f"rank-{rank}.{suffix}"
+
+
 def part_path(final: Path) -> Path:
     """Path under which a file is written before it is complete."""
     return final.with_name(final.name + PART_SUFFIX)

@@ -77,7 +77,8 @@ def _of_window(loop: LoopWindow, *, tail_lost: bool) -> pl.DataFrame:
     times = {(number, phase): dict.fromkeys(_COUNTED, 0) for number in range(loop.steps.height) for phase in PHASES}
     _add_wall(times, loop)
     _add_cpu(times, loop)
-    measured = not tail_lost and loop.nodes["kind"].is_in(_ON_DEVICE).any()
+    # Not by whether there are activities: a step of a slice may have none.
+    measured = not tail_lost and loop.steps["device_busy_ns"].is_not_null().any()
     if measured:
         _add_device(times, loop)
     rows = [

@@ -14,6 +14,7 @@ from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
 from chakra_capture.cli.query import query
+from chakra_capture.cli.slice import slice_
 from chakra_capture.cli.summary import summary
 from chakra_capture.cli.trigger import trigger
 from chakra_capture.cli.validate import validate
@@ -28,6 +29,7 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture summary TRACE_DIR    see where the step time goes
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
+    chakra-capture slice PATH -o DIR    cut some steps or ranks out of a run
     chakra-capture export et TRACE_DIR  write Chakra traces for simulators
     chakra-capture validate PATH        check .et files, or replay a run
     chakra-capture doctor TRACE_DIR     see what can be recorded here
@@ -49,11 +51,12 @@ def app() -> App:
     built.command(inspect)
     built.command(compare)
     built.command(query)
+    built.command(slice_, name="slice")
+    built.command(export_app())
     built.command(doctor)
     built.command(config)
     built.command(trigger)
     built.command(validate)
-    built.command(export_app())
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built

@@ -23,7 +23,9 @@ def loaded(*args: object) -> set[str]:
     "args",
     [("--help",), ("merge", "--help"), ("summary", "--help"), ("inspect", "--help"), ("query", "--help"),
      ("doctor", "--help"), ("config", "--help"), ("--version",), ("nonsense",), ("merge", "--nonsense"),
-     ("validate", "--help"), ("summary",), ("query", "."), ("config", "a", "b")],
+     ("validate", "--help"), ("summary",), ("query", "."), ("config", "a", "b"), ("slice", "--help"),
+     ("slice", ".", "-o", "x"), ("export", "--help"), ("export", "graph", "--help"),
+     ("export", "graph", "."), ("export", "nonsense")],
 )  # fmt: skip
 def test_help_and_usage_errors_import_no_heavy_library(args: tuple[str, ...]) -> None:
     assert not loaded(*args) & HEAVY

@@ -1,0 +1,1 @@
+"""Cutting a smaller run out of a merged one: by steps, ranks, or the rows of one op."""
