@@ -14,6 +14,7 @@ RUN_FOLDER = "run"
 MERGED_FOLDER = "merged"
 ET_FOLDER = "et"
 ET_PREFIX = "chakra"
+LINKED_FOLDER = "chakra_json"
 COMM_GROUP_FILE = "comm_group.json"
 CLAIM_FILE = "run.json"
 SUMMARY_FILE = "final_summary.json"
@@ -49,6 +50,12 @@ def rank_folder_name(rank: int) -> str:
 def et_file_name(rank: int, prefix: str = ET_PREFIX) -> str:
     """Name the Chakra trace of one rank, as simulators look for it."""
     return f"{prefix}.{rank}.et"
+
+
+def linked_file_name(rank: int, window: int = 0) -> str:
+    """Name the linked host and device JSON of one rank; the first window carries no number."""
+    number = f".window-{window}" if window else ""
+    return f"{ET_PREFIX}.{rank}{number}.json"
 
 
 def part_path(final: Path) -> Path:
