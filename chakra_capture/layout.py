@@ -52,8 +52,8 @@ def et_file_name(rank: int, prefix: str = ET_PREFIX) -> str:
     return f"{prefix}.{rank}.et"
 
 
-def linked_file_name(rank: int, window: int = 0) -> str:
-    """Name the linked host and device JSON of one rank; the first window carries no number."""
+def linked_file_name(rank: int, window: int | str = 0) -> str:
+    """Name the linked host and device JSON of one rank; the first window carries no number, ``*`` stands for any."""
     number = f".window-{window}" if window else ""
     return f"{ET_PREFIX}.{rank}{number}.json"
 

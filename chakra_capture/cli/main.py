@@ -9,6 +9,7 @@ from cyclopts import App, CycloptsError
 from chakra_capture.cli.compare import compare
 from chakra_capture.cli.config import config
 from chakra_capture.cli.doctor import doctor
+from chakra_capture.cli.export import export_app
 from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
@@ -28,6 +29,7 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
     chakra-capture validate PATH        check .et files, or replay a run
+    chakra-capture export KIND PATH     write a run in another tool's format
     chakra-capture doctor TRACE_DIR     see what can be recorded here
     chakra-capture config FILE          see a job's settings and their origins
 
@@ -51,6 +53,7 @@ def app() -> App:
     built.command(config)
     built.command(trigger)
     built.command(validate)
+    built.command(export_app())
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built

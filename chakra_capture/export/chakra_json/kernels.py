@@ -1,4 +1,4 @@
-"""Names of communication kernels: the official converter takes type and direction from them, and ends at unknown ones."""
+"""Names of communication kernels: the converter takes type and direction from them, and ends at unknown ones."""
 
 from dataclasses import dataclass
 

@@ -230,6 +230,6 @@ def _us(ns: int) -> str:
 
 
 def origin(starts: Int64) -> int:
-    """A time a little before all of them that the ranks of a run share: floats hold what passed since then to the ns."""
+    """A time before all of them that the ranks of a run share: floats hold what passed since then to the ns."""
     known = starts[starts != MISSING]
     return int(np.min(known)) // 10**15 * 10**15 if len(known) else 0

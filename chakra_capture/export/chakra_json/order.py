@@ -199,12 +199,12 @@ def _tops(up: Int64) -> Int64:
         top = higher
 
 
-def _slots(
-    begin: Int64, activities: Int64, place: Int64, parent_of: Int64, cpu: Int64
-) -> tuple[Int64, int]:
+def _slots(begin: Int64, activities: Int64, place: Int64, parent_of: Int64, cpu: Int64) -> tuple[Int64, int]:
     """The place of the CPU node before which each activity is numbered: the first that began after the launch."""
     times = np.append(begin, np.full(len(parent_of) - len(begin), MISSING))[cpu]
-    launched = np.searchsorted(np.maximum.accumulate(times), begin[activities], side="right") if len(cpu) else activities
+    launched = (
+        np.searchsorted(np.maximum.accumulate(times), begin[activities], side="right") if len(cpu) else activities
+    )
     after_op = place[parent_of[activities]] + 1
     slot = np.maximum(launched, after_op)
     is_far = slot - after_op > _MOST_BETWEEN

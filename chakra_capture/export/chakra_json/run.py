@@ -1,7 +1,7 @@
 """Linked JSON files of one rank: written under a working name, which becomes the final one when the file is whole."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,26 +25,37 @@ class LinkedFile:
     contents: Contents
 
 
-def export_rank(
-    tables: RankTables, folder: Path, *, overwrite: bool = False, seen: Seen | None = None
-) -> list[LinkedFile]:
-    """Write the linked JSON of one rank, a file for each window.
+def prepare_folder(folder: Path, ranks: Sequence[int], *, overwrite: bool = False) -> None:
+    """Make sure that files of these ranks can be written, before the first of them is.
+
+    Raises:
+        TraceFileError: a file is there already and is not to be replaced, or the folder cannot be made.
+    """
+    there = [path for rank in ranks for path in _files(folder, rank)]
+    if there and not overwrite:
+        more = f" and {len(there) - 1} more files of this export" if len(there) > 1 else ""
+        raise TraceFileError(
+            f"{there[0]}{more} exists already. Give another folder with -o, or --overwrite to replace what is there."
+        )
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(folder, error) from error
+
+
+def export_rank(tables: RankTables, folder: Path, *, seen: Seen | None = None) -> list[LinkedFile]:
+    """Write the linked JSON of one rank into a prepared folder, a file for each window, in the place of earlier ones.
 
     Args:
-        overwrite: replace files of an export before this one.
         seen: told how many nodes of a window are written, and how many it has.
 
     Raises:
-        TraceFileError: the tables cannot be read, a file is there already, or the folder cannot be written to.
+        TraceFileError: the tables cannot be read, or the folder cannot be written to.
     """
     written = []
     try:
-        windows = list(tables.windows())
-        paths = [folder / layout.linked_file_name(tables.rank, window.window) for window in windows]
-        for path in paths:
-            if path.exists() and not overwrite:
-                raise TraceFileError(f"{path} exists already. Give another folder with -o, or --overwrite to replace it.")
-        for window, path in zip(windows, paths, strict=True):
+        for window in tables.windows():
+            path = folder / layout.linked_file_name(tables.rank, window.window)
             linked = linked_window(window)
 
             def report(done: int, of: int = linked.num_nodes) -> None:
@@ -56,25 +67,36 @@ def export_rank(
     except (FileNotFoundError, pl.exceptions.PolarsError) as error:
         why = str(error).splitlines()[0]
         raise TraceFileError(f"the tables of rank {tables.rank} cannot be read ({why}). Merge it again.") from error
+    for path in {*_files(folder, tables.rank)} - {one.path for one in written}:
+        path.unlink()  # of a run with more windows
     return written
+
+
+def _files(folder: Path, rank: int) -> list[Path]:
+    """Files that an export of one rank has left there."""
+    return sorted({*folder.glob(layout.linked_file_name(rank)), *folder.glob(layout.linked_file_name(rank, "*"))})
 
 
 def _write(path: Path, texts: Iterator[str]) -> int:
     part = layout.part_path(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         part.unlink(missing_ok=True)
         with part.open("x", encoding="utf-8") as file:
             file.writelines(texts)
         os.replace(part, path)
         return path.stat().st_size
-    except FileNotFoundError:
+    except FileNotFoundError:  # of the tables, which are read while they are written
         raise
     except OSError as error:
-        why = error.strerror or str(error)
-        raise TraceFileError(f"{path} cannot be written: {why}. Give a writable folder with -o.") from error
+        raise _unwritable(path, error) from error
     finally:
         _remove(part)
+
+
+def _unwritable(path: Path, error: OSError) -> TraceFileError:
+    return TraceFileError(
+        f"{path} cannot be written: {error.strerror or error}. Give a writable folder with enough space with -o."
+    )
 
 
 def _remove(part: Path) -> None:

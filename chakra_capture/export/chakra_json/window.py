@@ -55,19 +55,19 @@ class Contents:
         found = []
         for (collective, taken_for, is_exact), number in sorted(self.renamed.items()):
             as_what = "computation" if taken_for == COMPUTE else taken_for
-            why = "it does not know their names" if is_exact else "it has no type for it"
-            found.append(f"{number} kernels of {collective} are named so that the converter takes them for {as_what}: {why}")
+            why = "knows another name of it" if is_exact else "has no type for it"
+            found.append(f"kernels of {collective} named so that the converter, which {why}, reads {as_what}: {number}")
         counts = (
-            (self.num_unsized, "communication kernels state no size; the converter writes 0"),
-            (self.num_on_cpu, "communication operations ran on the CPU, which the converter takes for computation"),
-            (self.num_without_launch, "device activities have no launch in the trace; they hang on a thread of their own"),
-            (self.num_outside_ops, "device activities were launched outside any op; they hang on their thread"),
-            (self.num_early, "device activities are numbered after the start of their op, for it has more ops before "
-             "the launch than the converter's recursion bears"),
-            (self.num_waits_unplaced, "waits for the device have no op after them that could wait"),
-            (self.num_waits_dropped, "hand-overs between threads have no ops in that order"),
+            (self.num_unsized, "communication kernels that state no size, so that the converter writes 0"),
+            (self.num_on_cpu, "communication operations without a device activity, computation to the converter"),
+            (self.num_without_launch, "device activities without a launch in the trace, put on a thread of their own"),
+            (self.num_outside_ops, "device activities launched outside any op, put on the thread of their launch"),
+            (self.num_early, "device activities numbered at the start of their op, as the converter's recursion "
+             "cannot come back over all its ops before the launch"),
+            (self.num_waits_unplaced, "waits for the device without an op after them, left out"),
+            (self.num_waits_dropped, "hand-overs between threads without ops in that order, left out"),
         )  # fmt: skip
-        return found + [f"{number} {text}" for number, text in counts if number]
+        return found + [f"{text}: {number}" for number, text in counts if number]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,9 @@ class LinkedWindow:
         head = {
             "schema": SCHEMA,
             "pid": self.pid,
-            "time": datetime.fromtimestamp(first_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S") if first_ns > 0 else "",
+            "time": datetime.fromtimestamp(first_ns // 10**9, UTC).strftime("%Y-%m-%d %H:%M:%S")
+            if first_ns > 0
+            else "",
             "start_ts": max(0, first_ns // 10**6),
             "finish_ts": max(0, int(ends.max()) // 10**6 if len(ends) else 0),
             "baseTimeNanoseconds": origin_ns,
@@ -153,7 +155,9 @@ def _communication_kernels(
     """By row: how a kernel is named, its own name and its collective; and the rows whose size is known."""
     named_so = pl.col("collective").is_not_null() | pl.col("name").str.contains(_NAMED_BY_NCCL)
     found = (
-        tables.tables.nodes.filter((pl.col("window") == tables.window) & pl.col("kind").is_in(list(ACTIVITIES)) & named_so)
+        tables.tables.nodes.filter(
+            (pl.col("window") == tables.window) & pl.col("kind").is_in(list(ACTIVITIES)) & named_so
+        )
         .select("node_id", "name", pl.col("collective").fill_null("other"), "comm_bytes")
         .collect()
     )
