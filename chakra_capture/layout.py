@@ -14,6 +14,7 @@ RUN_FOLDER = "run"
 MERGED_FOLDER = "merged"
 ET_FOLDER = "et"
 ET_PREFIX = "chakra"
+LINKED_FOLDER = "chakra_json"
 COMM_GROUP_FILE = "comm_group.json"
 CLAIM_FILE = "run.json"
 SUMMARY_FILE = "final_summary.json"
@@ -54,6 +55,12 @@ def et_file_name(rank: int, prefix: str = ET_PREFIX) -> str:
 def graph_file_name(rank: int, suffix: str) -> str:
     """Name the file that holds the dependency graph of one rank."""
     return f"rank-{rank}.{suffix}"
+
+
+def linked_file_name(rank: int, window: int | str = 0) -> str:
+    """Name the linked host and device JSON of one rank; the first window carries no number, ``*`` stands for any."""
+    number = f".window-{window}" if window else ""
+    return f"{ET_PREFIX}.{rank}{number}.json"
 
 
 def part_path(final: Path) -> Path:

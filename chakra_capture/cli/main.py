@@ -32,6 +32,7 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture slice PATH -o DIR    cut some steps or ranks out of a run
     chakra-capture export et TRACE_DIR  write Chakra traces for simulators
     chakra-capture validate PATH        check .et files, or replay a run
+    chakra-capture export KIND PATH     write a run in another tool's format
     chakra-capture doctor TRACE_DIR     see what can be recorded here
     chakra-capture config FILE          see a job's settings and their origins
 
@@ -57,6 +58,7 @@ def app() -> App:
     built.command(config)
     built.command(trigger)
     built.command(validate)
+    built.command(export_app())
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built
