@@ -58,7 +58,6 @@ def app() -> App:
     built.command(config)
     built.command(trigger)
     built.command(validate)
-    built.command(export_app())
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built
