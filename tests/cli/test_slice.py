@@ -456,6 +456,29 @@ def test_a_kernel_of_the_step_before_runs_on_without_its_launch(tmp_path):
     assert (step["device_busy_ns"], step["device_idle_ns"]) == (35_000, 65_000)
 
 
+def test_a_collective_is_of_the_step_that_launched_it_though_it_runs_on(tmp_path):
+    reduce = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+    built = TraceBuilder().step(1, 0, 50).launched(reduce, 20, 60, 1, at=10)
+    built.step(2, 60, 50).launched(reduce, 90, 10, 2, at=70).write(tmp_path / "run")
+    assert run("merge", tmp_path / "run").code == 0
+    assert table(tmp_path / "run" / "0_merged" / "rank=0", "communication")["step"].to_list() == [1, 2]
+    for step, busy_ns in ((1, 30_000), (2, 30_000)):
+        out = tmp_path / str(step)
+        assert run("slice", tmp_path / "run", "--steps", step, "-o", out).code == 0
+        assert table(out / "rank=0", "communication")["step"].to_list() == [step]
+        assert table(out, "collectives")["step"].to_list() == [step]
+        assert table(out / "rank=0", "nodes").filter(pl.col("kind") == "kernel").height == step
+        assert table(out / "rank=0", "steps")["device_busy_ns"].to_list() == [busy_ns]
+
+
+def test_a_launch_call_stays_with_what_it_launched(tmp_path):
+    source = small(tmp_path)
+    rows = table(source / "0_merged" / "rank=0", "nodes")
+    (call,) = rows.filter((pl.col("kind") == "runtime") & (pl.col("step") == 2))["node_id"]
+    assert run("slice", source, "--node", call, "-o", tmp_path / "out").code == 0
+    assert names(tmp_path / "out") == ["cudaLaunchKernel", "late"]
+
+
 def test_an_annotation_around_all_steps_is_left_out_and_its_children_lose_their_parent(tmp_path):
     source = small(tmp_path)
     done = run("slice", source, "--steps", "3", "-o", tmp_path / "out")
