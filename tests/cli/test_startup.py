@@ -23,7 +23,8 @@ def loaded(*args: object) -> set[str]:
     "args",
     [("--help",), ("merge", "--help"), ("summary", "--help"), ("inspect", "--help"), ("query", "--help"),
      ("doctor", "--help"), ("config", "--help"), ("--version",), ("nonsense",), ("merge", "--nonsense"),
-     ("validate", "--help"), ("summary",), ("query", "."), ("config", "a", "b")],
+     ("validate", "--help"), ("export", "--help"), ("export", "chakra-json", "--help"), ("export", "nonsense"),
+     ("export", "chakra-json", ".", "--ranks"), ("summary",), ("query", "."), ("config", "a", "b")],
 )  # fmt: skip
 def test_help_and_usage_errors_import_no_heavy_library(args: tuple[str, ...]) -> None:
     assert not loaded(*args) & HEAVY
