@@ -82,13 +82,13 @@ def export_chakra_json(
     json
         Print a JSON report.
     """
+    if ranks is not None and not ranks:
+        raise UsageError("--ranks names no rank. Give numbers, or leave it out for all.")
     from chakra_capture.export.chakra_json.run import export_rank, prepare_folder
     from chakra_capture.export.chakra_json.tables import RankTables
     from chakra_capture.trace.discovery import find_run
     from chakra_capture.trace.merged import MergedTrace
 
-    if ranks is not None and not ranks:
-        raise UsageError("--ranks names no rank. Give numbers, or leave it out for all.")
     run = find_run(path, job)
     merged = run.merged_ranks
     if not merged:

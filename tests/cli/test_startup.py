@@ -24,8 +24,9 @@ def loaded(*args: object) -> set[str]:
     [("--help",), ("merge", "--help"), ("summary", "--help"), ("inspect", "--help"), ("query", "--help"),
      ("doctor", "--help"), ("config", "--help"), ("--version",), ("nonsense",), ("merge", "--nonsense"),
      ("validate", "--help"), ("summary",), ("query", "."), ("config", "a", "b"), ("slice", "--help"),
-     ("slice", ".", "-o", "x"), ("export", "--help"), ("export", "graph", "--help"),
-     ("export", "graph", "."), ("export", "nonsense")],
+     ("slice", ".", "-o", "x"), ("export", "--help"), ("export", "graph", "--help"), ("export", "et", "--help"),
+     ("export", "graph", "."), ("export", "nonsense"), ("export", "et"), ("export", "chakra-json", "--help"),
+     ("export", "chakra-json", ".", "--ranks")],
 )  # fmt: skip
 def test_help_and_usage_errors_import_no_heavy_library(args: tuple[str, ...]) -> None:
     assert not loaded(*args) & HEAVY
