@@ -22,6 +22,7 @@ from chakra_capture.cli.output import (
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
+    from chakra_capture.export.anonymize import Anonymizer
     from chakra_capture.export.chakra_json.run import LinkedFile
 
 
@@ -33,6 +34,7 @@ def export_chakra_json(
     job: str | None = None,
     ranks: Annotated[list[int] | None, Parameter(negative=(), consume_multiple=True)] = None,
     overwrite: Annotated[bool, Parameter(negative=())] = False,
+    anonymize: Annotated[bool, Parameter(negative=())] = False,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Write the linked host and device JSON that Chakra's chakra_converter reads.
@@ -79,6 +81,9 @@ def export_chakra_json(
         Export only these ranks.
     overwrite
         Replace files that are there already, instead of refusing.
+    anonymize
+        Write hashes for names and types, shapes rounded up to powers of two, and no values of
+        inputs. Times, structure and collectives stay; equal names stay equal, on all ranks.
     json
         Print a JSON report.
     """
@@ -97,6 +102,7 @@ def export_chakra_json(
     if missing:
         found = number_ranges(list(merged))
         raise TraceFileError(f"{path} has no merged rank {missing[0]}; it has {found}. Name merged ranks.")
+    hide = Anonymizer().nodes if anonymize else None
     folder = output or run.merged_dir / layout.LINKED_FOLDER
     chosen = [rank for rank in merged if ranks is None or rank in ranks]
     prepare_folder(folder, chosen, overwrite=overwrite)
@@ -111,7 +117,7 @@ def export_chakra_json(
 
             say(where)
             try:
-                tables = RankTables.of(MergedTrace(rank, merged[rank]))
+                tables = RankTables.of(MergedTrace(rank, merged[rank]), hide)
                 written[rank] = export_rank(tables, folder, seen=seen)
             except TraceFileError as error:
                 errors[rank] = str(error)

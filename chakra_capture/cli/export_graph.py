@@ -33,6 +33,7 @@ def export_graph(
     nodes: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
     format: Literal["graphml", "dot"] = "graphml",
     max_nodes: Annotated[int, Parameter(validator=not_negative)] = _MOST_NODES,
+    anonymize: Annotated[bool, Parameter(negative=())] = False,
     job: str | None = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -72,12 +73,15 @@ def export_graph(
         graphml or dot.
     max_nodes
         Nodes of a rank at most: larger graphs take programs that draw them hours.
+    anonymize
+        Write hashes for names; equal names stay equal, on all ranks.
     job
         Job of a trace_dir that holds several runs; default: the newest.
     json
         Print JSON.
     """
     wanted = None if nodes is None else parse_ranges(nodes, "--nodes")
+    from chakra_capture.export.anonymize import Anonymizer
     from chakra_capture.export.graph import Graph, GraphTooLargeError, graph_of_rank
     from chakra_capture.export.graph_files import write_dot, write_graphml
     from chakra_capture.layout import graph_file_name, rank_folder_name
@@ -91,6 +95,7 @@ def export_graph(
     numbers = None if steps is None else tuple(chosen_steps(tables, path, chosen, steps))
     write = write_dot if format == "dot" else write_graphml
     made: dict[int, Graph] = {}
+    hider = Anonymizer() if anonymize else None
     with status("reading") as watch, new_folder(output) as folder:
         for rank in chosen:
             watch(f"rank {rank}, {len(made) + 1} of {len(chosen)}")
@@ -104,6 +109,8 @@ def export_graph(
                 ) from error
             if graph.nodes.is_empty() and wanted is not None:
                 raise TraceFileError(f"{of} has no row with such a node_id. Rows are numbered from 0 on.")
+            if hider is not None:
+                graph = Graph(hider.nodes(graph.nodes), graph.edges)
             write(graph, folder / graph_file_name(rank, format))
             made[rank] = graph
     if json:

@@ -64,10 +64,14 @@ class Anonymizer:
         """Types of torch's own; the names of others as hashes."""
         return _WORD.sub(lambda found: found[0] if found[0] in _TYPE_WORDS else f"t{self.hashed(found[0])}", text)
 
+    def group(self, text: str) -> str:
+        """A process group: a number stays."""
+        return text if text.isdecimal() else f"g{self.hashed(text)}"
+
     def nodes(self, table: pl.DataFrame) -> pl.DataFrame:
         """The same rows of the table nodes with their texts hidden; ``args`` keeps nothing."""
         ways: dict[str, Callable[[str], str]] = {
-            "name": self.name, "input_shapes": self.shapes, "input_types": self.types, "process_group": self.name,
+            "name": self.name, "input_shapes": self.shapes, "input_types": self.types, "process_group": self.group,
         }  # fmt: skip
         found = [_replaced(table[name], ways[name]) for name in ways if name in table.columns]
         table = table.with_columns(found)

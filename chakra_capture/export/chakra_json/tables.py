@@ -1,6 +1,6 @@
 """The merged tables of one rank as this export reads them: narrow columns whole, wide ones by ranges of rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,24 +14,31 @@ from chakra_capture.trace.schema import KINDS
 
 CODE = {name: number for number, name in enumerate(KINDS)}
 ACTIVITIES = ("kernel", "memcpy", "memset")
+Hide = Callable[[pl.DataFrame], pl.DataFrame]
 # Ranges of rows that are nearer to each other are read as one: they may stand in one group of rows of the file.
 _NEAR = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
 class RankTables:
-    """Tables of one rank, none of them read yet; whoever changes what is exported changes these frames."""
+    """Tables of one rank, none of them read yet.
+
+    Attributes:
+        hide: makes other rows of nodes of those that are read, as many and in the same order; None: as they are.
+    """
 
     rank: int
     nodes: pl.LazyFrame
     edges: pl.LazyFrame
     communication: pl.LazyFrame
+    hide: Hide | None = None
 
     @classmethod
-    def of(cls, trace: MergedTrace) -> "RankTables":
+    def of(cls, trace: MergedTrace, hide: Hide | None = None) -> "RankTables":
         """Tables as they are on the disk."""
         names = (layout.NODES_FILE, layout.EDGES_FILE, layout.COMMUNICATION_FILE)
-        return cls(trace.rank, *(pl.scan_parquet(trace.folder / name, glob=False) for name in names))
+        nodes, edges, communication = (pl.scan_parquet(trace.folder / name, glob=False) for name in names)
+        return cls(trace.rank, nodes, edges, communication, hide)
 
     def windows(self) -> "Iterator[WindowTables]":
         """The recorded windows."""
@@ -116,7 +123,8 @@ class WindowTables:
                 continue
             begin, end = int(ordered[run[0]]), int(ordered[run[-1]]) + 1
             part = self.tables.nodes.slice(self.first + begin, end - begin).select(columns).collect()
-            parts.append(part[ordered[run] - begin])
+            chosen = part[ordered[run] - begin]
+            parts.append(self.tables.hide(chosen) if self.tables.hide else chosen)
             places[run] = count + np.arange(len(run))
             count += len(run)
         if not parts:
