@@ -13,9 +13,5 @@ Merge the run first; exporting reads the merged tables alone, never the traces.
 def export_app() -> App:
     """Build the verb with its kinds."""
     built = App(name="export", help=_HELP, help_format="plaintext")
-    built.command(
-        "chakra_capture.cli.export_chakra_json:export_chakra_json",
-        name="chakra-json",
-        help="Write the linked host and device JSON that Chakra's chakra_converter reads.",
-    )
+    built.command("chakra_capture.cli.export_chakra_json:export_chakra_json", name="chakra-json")
     return built
