@@ -22,7 +22,6 @@ from chakra_capture.cli.output import (
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
-    from chakra_capture.export.anonymize import Anonymizer
     from chakra_capture.export.chakra_json.run import LinkedFile
 
 
@@ -39,35 +38,40 @@ def export_chakra_json(
 ) -> int:
     """Write the linked host and device JSON that Chakra's chakra_converter reads.
 
-    PATH is a run that was merged. Each rank gets chakra.<rank>.json, a further window of it
-    chakra.<rank>.window-<n>.json. With the package mlc-chakra installed:
+    PATH is a run that was merged. Each rank gets chakra.<rank>.json, a further
+    window of it chakra.<rank>.window-<n>.json. With the package mlc-chakra
+    installed:
 
         chakra-capture export chakra-json ./traces -o linked
         chakra_converter PyTorch --input linked/chakra.0.json --output chakra.0.et
 
-    Every host op, annotation and device activity is a node: copies, memsets and kernels of CUDA
-    graphs too. A device activity hangs on the innermost op around its launch (on its thread where
-    there is none, on a thread of its own where no launch is recorded). Parents and whatever is
-    waited for have smaller ids; node_id is the row in the merged tables. Times are in us with
-    three decimals: durations as measured, ts since baseTimeNanoseconds (Unix time). exclusive_dur
-    of a host op includes runtime calls and Python within it, which this format has no nodes for.
-    inter_thread_dep and sync_dep are the edges of the merged tables; the converter ignores sync_dep.
+    Every host op, annotation and device activity is a node: copies, memsets and
+    kernels of CUDA graphs too. A device activity hangs on the innermost op around
+    its launch (on its thread where there is none, on a thread of its own where no
+    launch is recorded). Parents and whatever is waited for have smaller ids;
+    node_id is the row in the merged tables. Times are in us with three decimals:
+    durations as measured, ts since baseTimeNanoseconds (Unix time). exclusive_dur
+    of a host op includes runtime calls and Python within it, which this format
+    has no nodes for. inter_thread_dep and sync_dep are the edges of the merged
+    tables; the converter ignores sync_dep.
 
-    The converter takes the type of a collective from the name of its kernel, and ends at names it
-    does not know. Those are written under a name it knows, with their own as kernel_name: as the
-    collective that they run, of reduce, gather and scatter as all_reduce, all_gather and
-    broadcast, of a batch of sends and receives as computation. Its size is what the kernel's one
-    input holds: what this rank puts in. The rest of kernels' inputs and outputs is empty.
+    The converter takes the type of a collective from the name of its kernel, and
+    ends at names it does not know. Those are written under a name it knows, with
+    their own as kernel_name: as the collective that they run, of reduce, gather
+    and scatter as all_reduce, all_gather and broadcast, of a batch of sends and
+    receives as computation. Its size is what the kernel's one input holds: what
+    this rank puts in. The rest of kernels' inputs and outputs is empty.
     Collectives without a kernel (gloo) are computation to the converter.
 
-    Not in the merged tables, and so not as the host trace has it: fw_parent and fw_tid (0), scope
-    (7 of annotations, else 0), empty attributes, types of attributes, ids of nodes, the steady
-    clock (start_ts and finish_ts are Unix ms), time zone (time is UTC). tid is the system's where
-    the device trace tells it. A host trace alone has no times, so its nodes have none; a device
-    trace alone has no values of inputs.
+    Not in the merged tables, and so not as the host trace has it: fw_parent and
+    fw_tid (0), scope (7 of annotations, else 0), empty attributes, types of
+    attributes, ids of nodes, the steady clock (start_ts and finish_ts are Unix
+    ms), time zone (time is UTC). tid is the system's where the device trace tells
+    it. A host trace alone has no times, so its nodes have none; a device trace
+    alone has no values of inputs.
 
-    A file has its name when it is whole. A rank that cannot be exported is reported, the others are
-    written, and the exit status is 1.
+    A file has its name when it is whole. A rank that cannot be exported is
+    reported, the others are written, and the exit status is 1.
 
     Parameters
     ----------
@@ -89,6 +93,7 @@ def export_chakra_json(
     """
     if ranks is not None and not ranks:
         raise UsageError("--ranks names no rank. Give numbers, or leave it out for all.")
+    from chakra_capture.export.anonymize import Anonymizer
     from chakra_capture.export.chakra_json.run import export_rank, prepare_folder
     from chakra_capture.export.chakra_json.tables import RankTables
     from chakra_capture.trace.discovery import find_run

@@ -468,6 +468,14 @@ def test_all_ranks_are_written_beside_the_tables_and_reported(merged):
     assert "rank 1: chakra.1.json, " in done.out
 
 
+def test_help_says_what_the_tables_do_not_keep():
+    done = run("export", "chakra-json", "--help")
+    assert done.code == 0
+    for word in ("fw_parent", "scope", "kernel_name", "chakra_converter", "sync_dep"):
+        assert word in done.out
+    assert "chakra-json" in run("export", "--help").out
+
+
 def test_what_is_there_is_refused_before_anything_is_written_or_replaced_when_told(merged):
     folder = merged / "o"
     folder.mkdir()
