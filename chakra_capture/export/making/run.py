@@ -21,8 +21,8 @@ from chakra_capture.trace.merged import MergedRun, MergedTrace
 
 # Processes cost half a second each before they do anything.
 _WORTH_PROCESSES = 20_000_000
-# Memory per byte of the tables of a rank, which are packed; measured 14 to 25 (scripts/bench_et.py).
-_NEED_FACTOR, _NEED_LEAST = 30, 100_000_000
+# Memory per byte of the tables of a rank, which are packed; measured 18 and 39 (full) on 13.6 MB (scripts/bench_et.py).
+_NEED_FACTOR, _NEED_LEAST = {Profile.ASTRA: 25, Profile.FULL: 50}, 100_000_000
 _DIED = "the process that wrote it died twice, most likely out of memory. Export it on a machine with more memory."
 
 
@@ -128,13 +128,13 @@ def _job(trace: MergedTrace, window: int, folder: Path, plan: Plan, asked: Asked
         profile=asked.profile,
         world_size=plan.world_size,
         operations=plan.by_rank[trace.rank],
-        need_bytes=_NEED_LEAST + _NEED_FACTOR * size,
+        need_bytes=_NEED_LEAST + _NEED_FACTOR[asked.profile] * size,
         texts=asked.texts,
     )
 
 
 def _exported(jobs: list[RankJob], workers: int | None) -> Iterator[RankExport]:
-    size = sum(job.need_bytes - _NEED_LEAST for job in jobs) // _NEED_FACTOR
+    size = sum((job.need_bytes - _NEED_LEAST) // _NEED_FACTOR[job.profile] for job in jobs)
     count = min(workers or os.cpu_count() or 1, len(jobs))
     if count <= 1 or (workers is None and size < _WORTH_PROCESSES):
         yield from map(export_rank, jobs)
