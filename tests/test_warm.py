@@ -69,7 +69,7 @@ def test_interrupt_ends_it_by_that_signal_and_a_signal_sent_reaches_it() -> None
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         with warm.start([sys.executable, "-c", body], modules=()) as running:
             assert running.poll() is None
-            running.send_signal(number)
+            running.send_signal(number)  # it may not have begun
             assert running.wait(60) == -number
 
 

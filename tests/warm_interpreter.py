@@ -23,7 +23,7 @@ from importlib.machinery import SourceFileLoader
 from types import ModuleType
 from typing import Any
 
-FROM_START = (sys.path[1:], dict(os.environ))  # before a module that is imported changes it
+PATH = sys.path[not sys.flags.safe_path :]  # without the folder of this file; before a module changes it
 REQUEST_BYTES = 1 << 20
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -97,7 +97,6 @@ class _Forks:
 
 def _become(request: dict[str, Any]) -> list[str]:
     """Take on folder, environment and path of a process of its own; returns its arguments."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["environ"])
@@ -105,7 +104,7 @@ def _become(request: dict[str, Any]) -> list[str]:
     sys.orig_argv[:] = [sys.executable, *arguments]
     first = os.path.dirname(os.path.realpath(arguments[0])) if arguments[0][0] != "-" else ""
     given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    sys.path[:] = [*([] if sys.flags.safe_path else [first]), *given, *FROM_START[0]]
+    sys.path[:] = [*([] if sys.flags.safe_path else [first]), *given, *PATH]
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # or all children would draw the same
     return arguments
@@ -138,10 +137,12 @@ def _main() -> None:
     for name in sys.argv[2:]:
         importlib.import_module(name)
     gc.freeze()  # else each child looks through, and so copies, all that was imported as it ends: 0.7 s of torch's
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is for those who ask
+    # Ctrl-C is for those who ask. What is sent to a child before it is ready waits for it.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     with socket.socket(fileno=int(sys.argv[1])) as control:
         request = _Forks(control).serve()
     arguments = _become(request)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         _run(arguments)
     except Exception as error:  # noqa: BLE001 (shown without the frames of this file, as Python would)
