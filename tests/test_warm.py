@@ -83,6 +83,7 @@ def test_commands_run_side_by_side_and_one_that_does_not_end_is_killed() -> None
         warm.run([sys.executable, "-c", "import time; time.sleep(60)"], modules=(), timeout=0.1)
 
 
-def test_modules_are_there_before_the_command_and_nothing_runs_beside_it() -> None:
-    told = "import os, sys; print('torch._dynamo' in sys.modules, len(os.listdir('/proc/self/task')))"
-    assert warm.run([sys.executable, "-c", told]).stdout == "True 1\n"
+@pytest.mark.parametrize("modules", [warm.TRAINING, warm.LIGHTNING])
+def test_modules_are_there_before_the_command_and_nothing_runs_beside_it(modules: tuple[str, ...]) -> None:
+    told = f"import os, sys; print({{*{modules}}} <= {{*sys.modules}}, len(os.listdir('/proc/self/task')))"
+    assert warm.run([sys.executable, "-c", told], modules=modules).stdout == "True 1\n"

@@ -33,10 +33,10 @@ _STATUS = struct.Struct("i")
 class Running:
     """A command that was started, to be used as a ``subprocess.Popen`` of text."""
 
-    def __init__(self, command: list[str], report: int, stdout: int, stderr: int) -> None:
+    def __init__(self, command: list[str], report: int, outputs: list[int]) -> None:
         self.args = command
         self.returncode: int | None = None
-        self._report, self._outputs = report, {stdout: b"", stderr: b""}
+        self._report, self._outputs = report, dict.fromkeys(outputs, b"")
         self.pid = self._read_report()
 
     def __enter__(self) -> "Running":
@@ -45,8 +45,7 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self.wait()
         for descriptor in (self._report, *self._outputs):
-            with suppress(OSError):
-                os.close(descriptor)
+            os.close(descriptor)
 
     def poll(self) -> int | None:
         """Its exit code, minus the number of the signal that ended it, or None while it runs."""
@@ -100,31 +99,40 @@ class Running:
 
 
 class _Interpreter:
-    """One process that has imported modules, and forks."""
+    """One process that has imported modules, and forks; with more modules it is a fork of one itself."""
 
-    def __init__(self, flags: tuple[str, ...], modules: tuple[str, ...], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, flags: list[str], modules: tuple[str, ...], environ: Mapping[str, str], base: "_Interpreter | None"
+    ) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, *flags, str(_SERVER), str(theirs.fileno()), *modules]
-            self._process = subprocess.Popen(
-                command, env=environ, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
-            )
+        self._process: subprocess.Popen[bytes] | Running
+        with theirs, open(os.devnull, "wb") as nowhere:
+            arguments = [str(_SERVER), *modules]
+            if base is None:
+                command = [sys.executable, *flags, *arguments]
+                self._process = subprocess.Popen(command, env=environ, stdin=theirs, stdout=nowhere)
+            else:
+                streams = [theirs.fileno(), nowhere.fileno(), 2]
+                self._process = Running(arguments, base.fork(_request(arguments, Path.cwd(), environ), streams), [])
 
-    def start(self, command: list[str], request: Mapping[str, Any], stdin: int) -> Running:
-        """Have it fork a child for a request."""
-        (report, their_report), (out, their_out), (err, their_err) = os.pipe(), os.pipe(), os.pipe()
-        theirs = [their_report, stdin, their_out, their_err]
+    def fork(self, request: bytes, streams: list[int]) -> int:
+        """Have it fork a child; returns where its process id and its status are to be read."""
+        report, theirs = os.pipe()
         try:
-            socket.send_fds(self._control, [json.dumps(request).encode()], theirs)
+            socket.send_fds(self._control, [request], [theirs, *streams])
         finally:
-            for descriptor in theirs:
-                os.close(descriptor)
-        return Running(command, report, out, err)
+            os.close(theirs)
+        return report
 
     def close(self) -> None:
         """End it, and what it still runs."""
         self._control.close()
-        self._process.wait()
+        with self._process:
+            self._process.wait()
+
+
+def _request(arguments: list[str], cwd: Path, environ: Mapping[str, str]) -> bytes:
+    return json.dumps({"arguments": arguments, "cwd": str(cwd), "environ": dict(environ)}).encode()
 
 
 @functools.cache
@@ -133,12 +141,13 @@ def _interpreters() -> dict[object, _Interpreter]:
     return {}
 
 
-def _interpreter(flags: tuple[str, ...], modules: tuple[str, ...], environ: Mapping[str, str]) -> _Interpreter:
+def _interpreter(flags: list[str], modules: tuple[str, ...], environ: Mapping[str, str]) -> _Interpreter:
     read = tuple(sorted((k, v) for k, v in environ.items() if k.startswith(_AT_START) and k not in _LATER))
-    key = (flags, modules, read)
+    key = (*flags, modules, read)
     if key not in _interpreters():
+        base = _interpreter(flags, TRAINING, environ) if set(modules) > set(TRAINING) else None
         own = {name: value for name, value in environ.items() if name not in _LATER}
-        _interpreters()[key] = _Interpreter(flags, modules, own)
+        _interpreters()[key] = _Interpreter(flags, modules, own, base)
     return _interpreters()[key]
 
 
@@ -163,11 +172,17 @@ def start(
     while rest[place].startswith("-") and rest[place] not in ("-c", "-m"):
         place += 2 if rest[place] in ("-W", "-X") else 1
     environ = dict(os.environ if env is None else env)
-    request = {"arguments": rest[place:], "cwd": str(cwd or Path.cwd()), "environ": environ}
-    reading, writing = os.pipe()
-    with os.fdopen(writing, "wb") as file:
+    interpreter = _interpreter(rest[:place], modules, environ)
+    (typed, typing), (out, their_out), (err, their_err) = os.pipe(), os.pipe(), os.pipe()
+    with os.fdopen(typing, "wb") as file:
         file.write(input.encode())  # a word or two: what a pipe holds
-    return _interpreter(tuple(rest[:place]), modules, environ).start([python, *rest], request, reading)
+    streams = [typed, their_out, their_err]
+    try:
+        report = interpreter.fork(_request(rest[place:], cwd or Path.cwd(), environ), streams)
+    finally:
+        for stream in streams:
+            os.close(stream)
+    return Running([python, *rest], report, [out, err])
 
 
 def run(

@@ -1,6 +1,6 @@
 """An interpreter that imports modules once and forks a child for each command it is asked for.
 
-    python warm_interpreter.py SOCKET MODULE...
+    python warm_interpreter.py MODULE... <SOCKET
 
 A child goes on as ``python -c``, ``python -m`` or ``python FILE`` would, with the given argv, environment, folder and
 streams, and falls off the end of this program, so that exit handlers, threads, finalisation, exit codes and signals are
@@ -134,12 +134,12 @@ def _run(arguments: list[str]) -> None:
 
 def _main() -> None:
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # it starts its threads as numpy is imported
-    for name in sys.argv[2:]:
+    for name in sys.argv[1:]:
         importlib.import_module(name)
     gc.freeze()  # else each child looks through, and so copies, all that was imported as it ends: 0.7 s of torch's
     # Ctrl-C is for those who ask. What is sent to a child before it is ready waits for it.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    with socket.socket(fileno=int(sys.argv[1])) as control:
+    with socket.socket(fileno=os.dup(0)) as control:
         request = _Forks(control).serve()
     arguments = _become(request)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -8,19 +8,45 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run
+import warm
+from commands import Outcome, run
 
 JOBS = Path(__file__).with_name("jobs.py")
 
 
 def recorded(
-    folder: Path, *command: object, flags: tuple[str, ...] = (), is_summed_up: bool = False
+    folder: Path, *command: object, is_summed_up: bool = False, is_started_anew: bool = False
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command line under ours, in a process of its own and another folder; a summary takes a process more."""
+    """Run a command line under ours in another folder, with a summary, which takes a process more, or without.
+
+    The process has imported torch, unless it is to be started anew: then it is Python's own from the first line on, and
+    sees torch come. What records is put in at once, or as torch is imported; frameworks are imported by the script.
+    """
     left_out = "CHAKRA_CAPTURE_NO_SUMMARY" if is_summed_up else ""
     environ = {name: value for name, value in os.environ.items() if name != left_out}
-    ours = [sys.executable, *flags, "-m", "chakra_capture", "run", "--trace-dir", "traces", *map(str, command)]
-    return subprocess.run(ours, cwd=folder, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    ours = ["run", "--trace-dir", "traces", *map(str, command)]
+    if is_started_anew:
+        whole = [sys.executable, "-m", "chakra_capture", *ours]
+        return subprocess.run(whole, cwd=folder, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    outcome = taken_over(folder, *ours)
+    if isinstance(outcome, Outcome):  # refused
+        return subprocess.CompletedProcess(ours, outcome.code, outcome.out, outcome.err)
+    return warm.run(outcome, cwd=folder, timeout=240, env=environ)
+
+
+def taken_over(folder: Path, *arguments: str) -> list[str] | Outcome:
+    """The command that ours becomes, or what it says where it becomes none."""
+    commands: list[list[str]] = []
+
+    def become(_: str, command: list[str]) -> None:
+        commands.append(command)
+        sys.exit(0)  # nothing follows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(os, "execv", become)
+        outcome = run(*arguments)
+    return commands[0] if commands else outcome
 
 
 def steps_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -58,7 +84,7 @@ def as_batches(steps: list[dict[str, Any]], per_epoch: int) -> list[list[int]]:
 )
 def test_steps_and_their_batches_are_those_of_the_script(tmp_path, kind):
     is_summed_up = kind in ("plain", "lightning")
-    done = recorded(tmp_path, JOBS, "--", kind, is_summed_up=is_summed_up)
+    done = recorded(tmp_path, JOBS, "--", kind, is_summed_up=is_summed_up, is_started_anew=kind == "plain")
     assert done.returncode == 0, done.stderr
     by_hand = json.loads(done.stdout.splitlines()[-1])
     steps = steps_of(tmp_path)
