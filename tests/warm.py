@@ -16,17 +16,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 TRAINING = ("torch", "torch._dynamo")  # the latter comes with the first optimizer
 LIGHTNING = (*TRAINING, "pytorch_lightning")
+MONAI = (*TRAINING, "monai.engines")
 
 _SERVER = Path(__file__).with_name("warm_interpreter.py")
 # What Python, its libraries and torch read as they start: other values are for another interpreter.
 _AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "OMP_", "MKL_", "KMP_", "TORCH_", "PYTORCH_", "KINETO_")
-_LATER = ("PYTHONPATH",)
+_LATER = ("PYTHONPATH", "OMP_NUM_THREADS")  # set in the child
 _STATUS = struct.Struct("i")
 
 
@@ -151,6 +152,15 @@ def _interpreter(flags: list[str], modules: tuple[str, ...], environ: Mapping[st
     return _interpreters()[key]
 
 
+def outputs(running: list[Running], timeout: float) -> list[str]:
+    """Wait for commands that were started, and return what each has written."""
+    with ExitStack() as stack:
+        for one in running:
+            stack.enter_context(one)
+            stack.callback(one.kill)
+        return ["".join(one.communicate(timeout)) for one in running]
+
+
 def close_all() -> None:
     """End all interpreters of this process."""
     while _interpreters():
@@ -189,12 +199,9 @@ def run(
     command: Iterable[object], *, timeout: float = 120, check: bool = False, **options: Any
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end; options are those of ``start``."""
-    with start(command, **options) as running:
-        try:
-            out, err = running.communicate(timeout)
-        except BaseException:
-            running.kill()
-            raise
+    with start(command, **options) as running, ExitStack() as stack:
+        stack.callback(running.kill)
+        out, err = running.communicate(timeout)
     assert running.returncode is not None
     done = subprocess.CompletedProcess(running.args, running.returncode, out, err)
     if check:

@@ -105,6 +105,8 @@ def _become(request: dict[str, Any]) -> list[str]:
     first = os.path.dirname(os.path.realpath(arguments[0])) if arguments[0][0] != "-" else ""
     given = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     sys.path[:] = [*([] if sys.flags.safe_path else [first]), *given, *PATH]
+    if "torch" in sys.modules and "OMP_NUM_THREADS" in os.environ:  # read once, as torch is loaded
+        sys.modules["torch"].set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # or all children would draw the same
     return arguments

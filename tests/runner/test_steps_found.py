@@ -9,18 +9,22 @@ from typing import Any
 
 import pytest
 import warm
-from commands import Outcome, run
+from commands import Outcome, run, taken_over
 
 JOBS = Path(__file__).with_name("jobs.py")
 
 
 def recorded(
-    folder: Path, *command: object, is_summed_up: bool = False, is_started_anew: bool = False
+    folder: Path,
+    *command: object,
+    is_summed_up: bool = False,
+    is_started_anew: bool = False,
+    modules: tuple[str, ...] = warm.TRAINING,
 ) -> "subprocess.CompletedProcess[str]":
     """Run a command line under ours in another folder, with a summary, which takes a process more, or without.
 
     The process has imported torch, unless it is to be started anew: then it is Python's own from the first line on, and
-    sees torch come. What records is put in at once, or as torch is imported; frameworks are imported by the script.
+    sees torch come. What records is put in at once, or as a module comes; frameworks are imported by the script.
     """
     left_out = "CHAKRA_CAPTURE_NO_SUMMARY" if is_summed_up else ""
     environ = {name: value for name, value in os.environ.items() if name != left_out}
@@ -28,25 +32,11 @@ def recorded(
     if is_started_anew:
         whole = [sys.executable, "-m", "chakra_capture", *ours]
         return subprocess.run(whole, cwd=folder, capture_output=True, text=True, timeout=240, check=False, env=environ)
-    outcome = taken_over(folder, *ours)
-    if isinstance(outcome, Outcome):  # refused
-        return subprocess.CompletedProcess(ours, outcome.code, outcome.out, outcome.err)
-    return warm.run(outcome, cwd=folder, timeout=240, env=environ)
-
-
-def taken_over(folder: Path, *arguments: str) -> list[str] | Outcome:
-    """The command that ours becomes, or what it says where it becomes none."""
-    commands: list[list[str]] = []
-
-    def become(_: str, command: list[str]) -> None:
-        commands.append(command)
-        sys.exit(0)  # nothing follows
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(os, "execv", become)
-        outcome = run(*arguments)
-    return commands[0] if commands else outcome
+    command_of_run = taken_over(folder, *ours)
+    if isinstance(command_of_run, Outcome):  # refused
+        refusal = command_of_run
+        return subprocess.CompletedProcess(ours, refusal.code, refusal.out, refusal.err)
+    return warm.run(command_of_run, cwd=folder, timeout=240, env=environ, modules=modules)
 
 
 def steps_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -110,7 +100,8 @@ def test_two_runs_of_the_monai_example_and_a_comparison_of_their_summaries(tmp_p
     small = ["--data-dir", "data", "--synthetic", "--volumes", "4", "--size", "32", "32", "16", "--patch", "16",
              "--patches", "1", "--width", "2", "--epochs", "2", "--batch-size", "1"]  # fmt: skip
     for name, more in (("first", ()), ("second", ("--dataset", "cache"))):
-        done = recorded(tmp_path, "--run-name", name, example, "--", *small, *more, is_summed_up=True)
+        whole = ("--run-name", name, example, "--", *small, *more)
+        done = recorded(tmp_path, *whole, is_summed_up=True, modules=warm.MONAI)
         assert done.returncode == 0, done.stderr
         assert "updates made by the trainer: 8" in done.stdout
         (file,) = tmp_path.glob(f"traces/{name}_phases/rank-0.jsonl")
