@@ -3,11 +3,11 @@ ranks themselves wrote down."""
 
 import json
 import shutil
-import subprocess
 import sys
 
 import polars as pl
 import pytest
+import warm
 
 from chakra_capture.merge.across.alignment import align_run
 from chakra_capture.merge.across.outcome import RunFacts
@@ -30,7 +30,7 @@ def runs(tmp_path_factory):
     for size in SIZES:
         folder = tmp_path_factory.mktemp(f"ranks{size}")
         command = [sys.executable, "-m", "integrations.communication_job", str(folder), str(size), str(LATE_MS)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+        done = warm.run(command, timeout=300, env=environment())
         assert done.returncode == 0, done.stderr
         run = find_run(folder / "t")
         reports = merge_run(run, run.merged_dir, MergeOptions(), workers=1)
