@@ -97,7 +97,7 @@ def _export(job: RankJob) -> RankExport:
 
 def _operations(table: pl.DataFrame, rows: Rows) -> Operations:
     ran, asked = (_row_numbers(table[name], rows.first) for name in ("node_id", "host_node_id"))
-    return Operations(ran, asked, table["group"].to_numpy())
+    return Operations(ran, asked, table["group"].to_numpy(), table["turn"].fill_null(-1).to_numpy())
 
 
 def _row_numbers(ids: pl.Series, first: int) -> Int64:
