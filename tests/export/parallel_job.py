@@ -140,6 +140,7 @@ def run(folder: Path, size: int, steps: dict[int, tuple[int, int]]) -> None:
                 code = 0
             except BaseException:
                 traceback.print_exc()
+                raise
             finally:
                 os._exit(code)
         children.append(child)
