@@ -70,6 +70,7 @@ def plan_operations(run: MergedRun, traces: Sequence[MergedTrace], window: int, 
     rows = pl.concat([named.numbered(table) for table in tables], how="vertical")
     rows = _with_sizes(_with_operation(rows, run, window), lower=lower)
     rows = _brought_together(rows, counts)
+    counts["ranks of the run not merged, which simulators will miss"] += world - len(traces)
     counts["process group not recorded, taken as all ranks"] += rows.filter("is_guess").height
     rows = _without_unknown(rows, counts)
     if lower:

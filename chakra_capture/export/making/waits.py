@@ -258,8 +258,11 @@ def _backend(rows: Rows, segments: Segments, items: Items, operations: Operation
     item = np.where(operations.row >= 0, items.of_row[np.maximum(operations.row, 0)], -1)
     on_cpu = np.flatnonzero((item >= 0) & ~rows.is_activity[np.maximum(operations.row, 0)])
     item, row, host = item[on_cpu], operations.row[on_cpu], operations.host_row[on_cpu]
-    _on_active_threads(rows, segments, waits, item, (row, host))
-    asked = (host >= 0) & segments.is_active[np.maximum(host, 0)] & (rows.track[row] != rows.track[host])
+    # Gloo says of a send or recv on the thread that asks how long it takes; the call itself returns before it ends.
+    goes_on = (host >= 0) & (rows.track[row] == rows.track[host]) & (rows.end[row] > segments.row_end[row])
+    takes_place = segments.is_active[row] & ~goes_on
+    _on_active_threads(rows, segments, waits, item[takes_place], (row[takes_place], host[takes_place]))
+    asked = (host >= 0) & segments.is_active[np.maximum(host, 0)] & (goes_on | (rows.track[row] != rows.track[host]))
     item, track = item[asked], rows.track[host[asked]]
     waits.add("launch", segments.ending_by(track, rows.start[row[asked]]), waits.point(item))
     ended = items.end[item]
@@ -284,8 +287,6 @@ def _on_active_threads(
     A backend's thread does nothing until it is given an operation: the time before is no work either.
     """
     row, host = ran_and_asked
-    own = segments.is_active[row]
-    item, row, host = item[own], row[own], host[own]
     track, begin, end = rows.track[row], rows.start[row], segments.row_end[row]
     asks = (host < 0) | (rows.track[np.maximum(host, 0)] == track)
     before = segments.ending_by(track, begin)
