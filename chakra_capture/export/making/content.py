@@ -71,8 +71,7 @@ def full_content(
         _marks(nodes),
         _at(rows.kind.astype(np.int64), nodes.row),
         _at(rows.device, nodes.row),
-        _at(rows.pid, nodes.row),
-        _at(rows.tid, nodes.row),
+        *_threads(rows, nodes),
         _codes(shapes, first),
         _codes(types, first),
         _codes(phase, nodes.row),
@@ -166,6 +165,13 @@ def _with_markers(rows: Rows, nodes: Nodes) -> Nodes:
         moved[nodes.src][sort],
         moved[nodes.dst][sort],
     )
+
+
+def _threads(rows: Rows, nodes: Nodes) -> tuple[Int64, Int64]:
+    """Process and thread of each node; where no row runs, those of its lane."""
+    tracks, row_of_track = np.unique(rows.track, return_index=True)
+    row = np.where(nodes.row >= 0, nodes.row, row_of_track[np.searchsorted(tracks, nodes.lane)])
+    return rows.pid[row], rows.tid[row]
 
 
 def _first_nodes(nodes: Nodes) -> Int64:
