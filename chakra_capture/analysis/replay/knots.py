@@ -1,7 +1,7 @@
 """Longest paths of one graph for many sets of lags: what does not change with the lags is found once.
 
 Most points wait for one other alone, and keep their distance from it: they lie on chains. Left are knots, which wait
-for several, for none, or are waited for by several chains; only those are walked one by one.
+for several or for none, or follow a point beside others; only those are walked one by one.
 """
 
 from dataclasses import dataclass
@@ -47,8 +47,9 @@ class Knots:
         num_in = np.bincount(dst, minlength=num_points)
         is_knot = num_in != 1
         is_knot[[*graph.anchors]] = True
-        # Who has several followers is one, too: so chains do not branch.
-        is_knot |= np.bincount(src[~is_knot[dst]], minlength=num_points) > 1
+        # Of several that follow one point each begins a chain of its own: so chains do not branch.
+        branches = np.bincount(src[~is_knot[dst]], minlength=num_points) > 1
+        is_knot[dst[branches[src]]] = True
         follower, edge_to = np.full(num_points, -1, dtype=np.int64), np.full(num_points, -1, dtype=np.int64)
         to_chain = np.flatnonzero(~is_knot[dst])
         edge_to[dst[to_chain]] = to_chain
