@@ -173,7 +173,9 @@ class _Phases:
 
     def __init__(self, one: RankReplay) -> None:
         self._place = {
-            point: (thread, mark) for thread in one.threads.of_track.values() for mark, point in enumerate(thread.points)
+            point: (thread, mark)
+            for thread in one.threads.of_track.values()
+            for mark, point in enumerate(thread.points)
         }
         self._phase = one.rows.phase
 

@@ -62,7 +62,9 @@ class Calibrated:
 
     def reasons(self, times: Int64, lag: Int64) -> Int64:
         """The edge that sets the time of each point, -1 for none."""
-        return _first_of_each(self.src, self.dst, self.kind, times[self.dst] - times[self.src] - lag, len(times), most=0)
+        return _first_of_each(
+            self.src, self.dst, self.kind, times[self.dst] - times[self.src] - lag, len(times), most=0
+        )
 
 
 def calibrate(replay: Replay) -> Calibrated:
@@ -121,9 +123,7 @@ def _first_of_each(
     return found
 
 
-def _low_lags(
-    kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, is_binding: npt.NDArray[np.bool_]
-) -> Int64:
+def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, is_binding: npt.NDArray[np.bool_]) -> Int64:
     """Of each edge the 10th percentile of its class's lags where they set a time."""
     low = usual.copy()
     for name in _LEARNED:

@@ -33,9 +33,7 @@ class InputWaits:
 
 def add_inputs(rows: Rows, threads: Threads, graph: Graph) -> InputWaits:
     """Have every fetch wait until its batch is ready."""
-    fetches = [
-        row for row in threads.ends if rows.kind[row] == "annotation" and rows.name[row].endswith(FROM_WORKERS)
-    ]
+    fetches = [row for row in threads.ends if rows.kind[row] == "annotation" and rows.name[row].endswith(FROM_WORKERS)]
     spans = {row: (rows.start[row] or 0, threads.ends[row]) for row in fetches}
     found = InputWaits(shortest_ns=min((end - begin for begin, end in spans.values()), default=0))
     for row, (begin, end) in spans.items():

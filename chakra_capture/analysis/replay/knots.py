@@ -68,9 +68,7 @@ class Knots:
         to_knot = np.flatnonzero(is_knot[dst])
         edges = to_knot[np.argsort(tops[dst[to_knot]], kind="stable")]
         first_edge = np.searchsorted(tops[dst[edges]], np.arange(len(knots) + 1))
-        stands = [
-            graph.anchors.get(knot, _UNSET if num_in[knot] else graph.recorded[knot]) for knot in knots
-        ]
+        stands = [graph.anchors.get(knot, _UNSET if num_in[knot] else graph.recorded[knot]) for knot in knots]
         chain = np.asarray(chained, dtype=np.int64)
         return cls(
             chain, edge_to[chain], np.asarray(firsts, dtype=np.int64), tops, all_knots, edges, src[edges],

@@ -92,7 +92,7 @@ class Variants:
             if scale.rank not in model.ranks:
                 raise ChangeError(f"There is no rank {scale.rank} with times. Name one of {model.ranks}.")
             found = found & (model.rank == model.ranks.index(scale.rank))
-        return found
+        return np.asarray(found, dtype=bool)
 
     def _of_rows(self, masks: list[Mask]) -> Mask:
         """Edges on rows that are marked, by rank."""
@@ -183,9 +183,9 @@ def _said(scale: Scale) -> str:
 
 
 def _is_collective(one: RankReplay) -> Mask:
-    found = np.array([kind in ACTIVITY_KINDS for kind in one.rows.kind], dtype=bool) & np.array(
-        one.rows.is_collective, dtype=bool
-    )
+    rows = one.rows
+    of_device = zip(rows.kind, rows.is_collective, strict=True)
+    found = np.array([kind in ACTIVITY_KINDS and is_collective for kind, is_collective in of_device], dtype=bool)
     found[[*one.gloo.starts]] = True
     return found
 
@@ -201,7 +201,7 @@ def _on_device(one: RankReplay, scale: Scale) -> Mask:
         found = np.isin(kind, ["memcpy", "memset"])
     else:
         found = np.isin(kind, [*ACTIVITY_KINDS])
-    return found if scale.name is None else found & _matches(rows, scale.name)
+    return np.asarray(found if scale.name is None else found & _matches(rows, scale.name), dtype=bool)
 
 
 def _named(one: RankReplay, scale: Scale) -> Mask:

@@ -26,7 +26,8 @@ SCHEMA = (
     Column("measured_ns", pl.Int64, "what it took", "ns"),
     Column("fastest_ns", pl.Int64, "what it would take after the change, if all that the trace cannot tell turns out "
            "well", "ns"),
-    Column("slowest_ns", pl.Int64, "the same, if it turns out badly; equal to fastest_ns where the trace tells all", "ns"),
+    Column("slowest_ns", pl.Int64, "the same, if it turns out badly; equal to fastest_ns where the trace tells all",
+           "ns"),
     Column("change", pl.Float64, "fastest_ns as a part of measured_ns, less 1"),
     Column("replay_error", pl.Float64, "what a replay without a change, one median lag per class, is off by, as a part "
            "of measured_ns; the error of a prediction is at least of that size"),
