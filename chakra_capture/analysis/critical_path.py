@@ -32,22 +32,22 @@ CATEGORIES = {
     "stream_lag": "between two activities of a stream",
     "sync_lag": "until a call that waited for the device returns",
     "wait_lag": "until what waits for an event, a drained kernel or a free slot of the queue goes on",
-    "unexplained": "more than such a lag usually takes, or nothing in the trace says what was waited for",
+    "not_recorded": "before anything was recorded of it: of another rank, or of what a device still had to do",
+    "unexplained": "more than such a lag usually takes, or nothing in the trace says what it was that was waited for",
 }
 _LAGS = {
     "hand_over": "hand_over", "launch": "launch_lag", "stream_order": "stream_lag", "sync": "sync_lag",
     "queue": "wait_lag", "event_wait": "wait_lag", "contention": "wait_lag", "collective": "communication",
-    "input": "input",
+    "input": "input", "begin": "unexplained",
 }  # fmt: skip
-_OWN = ("op", "runtime", "input", "kernel", "communication", "memory")
 # Lags up to this much over what is usual are as lags vary; as in the replay's own unexplained waits.
 _UNEXPLAINED_NS = 50_000
 
 SCHEMA = (
     Column("window", pl.Int32, "recorded window"),
     Column("rank", pl.Int32, "rank whose step it is"),
-    Column("step", pl.Int64, "number of the step; null: from the first step's begin to the last one's end, or the "
-           "whole window where no step is marked"),
+    Column("step", pl.Int64, "number of the step, as its CPU thread brackets it; null: the whole window, device work "
+           "included"),
     Column("category", pl.Enum([*CATEGORIES]), "what the path does; see CATEGORIES"),
     Column("name", pl.String, "operator, call or activity; of a lag what was waiting; null for none"),
     Column("phase", pl.String, "phase of the step that it is in; null: not known"),
@@ -94,7 +94,7 @@ def critical_path(run: MergedRun, traces: list[MergedTrace]) -> pl.DataFrame:
     rows = []
     for (window, meetings, clocks), ranks in windows_of(run, traces):
         if ranks:
-            for path in paths(calibrate(replay(ranks, meetings, clocks, inputs=True))):
+            for path in Paths(calibrate(replay(ranks, meetings, clocks, inputs=True))).all():
                 rows += _summed(window, path)
     schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
     order = ["window", "rank", "step", "total_ns", "category", "name", "phase", "on_rank"]
@@ -103,20 +103,30 @@ def critical_path(run: MergedRun, traces: list[MergedTrace]) -> pl.DataFrame:
     )
 
 
-def paths(model: Calibrated) -> Iterator[Path]:
-    """Critical paths of every rank: of each step, and of all together."""
-    walker = Walker(model, model.times, model.lag)
-    namer = _Namer(model)
-    for rank, one in model.replay.ranks.items():
-        steps = step_points(one)
-        for step, begin, end in steps:
-            yield Path(rank, step, namer.parts(walker, end, int(model.times[begin])))
-        if steps:
-            first, last = steps[0][1], steps[-1][2]
-        else:
-            points = all_points(one)
-            first, last = (choose(points, key=lambda at: model.times[at]) for choose in (min, max))
-        yield Path(rank, None, namer.parts(walker, last, int(model.times[first])))
+class Paths:
+    """Critical paths of a replay whose lags are as recorded."""
+
+    def __init__(self, model: Calibrated) -> None:
+        self._model = model
+        self._walker, self._namer = Walker(model, model.times, model.lag), _Namer(model)
+
+    def all(self) -> Iterator[Path]:
+        """Of every rank: of each step, and of its window."""
+        for rank, one in self._model.replay.ranks.items():
+            for step, begin, end in step_points(one):
+                yield Path(rank, step, self.between(rank, begin, end))
+            yield self.whole(rank)
+
+    def whole(self, rank: int) -> Path:
+        """Of the window of a rank."""
+        points = all_points(self._model.replay.ranks[rank])
+        first, last = (choose(points, key=lambda at: self._model.times[at]) for choose in (min, max))
+        return Path(rank, None, self.between(rank, first, last))
+
+    def between(self, rank: int, begin: int, end: int) -> list[Part]:
+        """What the time between two points of a rank consists of, first part first."""
+        found = self._walker.walk(end, int(self._model.times[begin]))
+        return [part for stretch in found for part in self._namer.parts(rank, stretch)][::-1]
 
 
 def step_points(one: RankReplay) -> list[tuple[int, int, int]]:
@@ -143,29 +153,33 @@ class _Namer:
         self._rank, self._row, self._kind = model.rank.tolist(), model.row.tolist(), model.kind.tolist()
         self._phases = [_Phases(one) for _, one in self._ranks]
         self._dst = model.dst.tolist()
+        self._starts = [{*one.activities.starts.values()} for _, one in self._ranks]
         self._rank_of = {point: number for number, (_, one) in enumerate(self._ranks) for point in all_points(one)}
 
-    def parts(self, walker: Walker, end: int, begin_ns: int) -> list[Part]:
-        """The path to a point, first part first."""
-        return [part for stretch in walker.walk(end, begin_ns) for part in self._of(stretch)][::-1]
-
-    def _of(self, stretch: Stretch) -> Iterator[Part]:
+    def parts(self, rank: int, stretch: Stretch) -> Iterator[Part]:
+        """What a stretch of a rank's path is, last part first."""
         if stretch.edge == NONE:
-            number = self._rank_of.get(stretch.point)
-            on_rank = None if number is None else self._ranks[number][0]
-            yield Part("unexplained", on_rank, NONE, None, None, stretch.begin, stretch.end)
+            yield self._rootless(rank, stretch)
             return
         number, row, kind = self._rank[stretch.edge], self._row[stretch.edge], KINDS[self._kind[stretch.edge]]
-        rank, one = self._ranks[number]
+        on_rank, one = self._ranks[number]
         phase = one.rows.phase[row] if row != NONE else self._phases[number].at(self._dst[stretch.edge])
         category = _LAGS.get(kind) or _category(one, row, phase)
         name = one.rows.name[row] if row != NONE else None
         excess = stretch.excess_ns if stretch.excess_ns > _UNEXPLAINED_NS else 0
         cut = stretch.end - excess
         if excess:
-            yield Part("unexplained", rank, row, name, phase, cut, stretch.end)
+            yield Part("unexplained", on_rank, row, name, phase, cut, stretch.end)
         if stretch.begin < cut:
-            yield Part(category, rank, row, name, phase, stretch.begin, cut)
+            yield Part(category, on_rank, row, name, phase, stretch.begin, cut)
+
+    def _rootless(self, rank: int, stretch: Stretch) -> Part:
+        """What comes before a point that waits for nothing that is known."""
+        number = self._rank_of.get(stretch.point)
+        on_rank, one = (None, None) if number is None else self._ranks[number]
+        is_activity = one is not None and stretch.point in self._starts[number or 0]
+        category = "not_recorded" if is_activity or on_rank != rank else "unexplained"
+        return Part(category, on_rank, NONE, None, None, stretch.begin, stretch.end)
 
 
 class _Phases:

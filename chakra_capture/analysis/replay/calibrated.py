@@ -17,7 +17,7 @@ from chakra_capture.trace.columns import Int64
 # Where two edges set the same time, the one of the same thread or stream is the reason.
 KINDS = (
     *("thread", "run", "stream_order", "launch", "sync", "queue", "event_wait", "contention", "hand_over"),
-    *("collective", "input"),
+    *("collective", "input", "begin"),
 )
 _CODE = {kind: code for code, kind in enumerate(KINDS)}
 _LEARNED = ("launch", "stream_order", "sync", "queue", "event_wait", "contention")

@@ -30,7 +30,7 @@ class Walker:
     def __init__(self, model: Calibrated, times: Int64, lag: Int64) -> None:
         self._times, self._reasons = times.tolist(), model.reasons(times, lag).tolist()
         self._lag, self._usual, self._src = lag.tolist(), model.usual.tolist(), model.src.tolist()
-        self._is_lag = [kind not in ("thread", "run", "hand_over", "input", "collective") for kind in KINDS]
+        self._is_lag = [kind not in ("thread", "run", "hand_over", "input", "collective", "begin") for kind in KINDS]
         self._kind = model.kind.tolist()
 
     def walk(self, end: int, begin_ns: int) -> Iterator[Stretch]:

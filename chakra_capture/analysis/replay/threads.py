@@ -104,6 +104,9 @@ def _segments(rows: Rows, track: Track, found: list[int], ends: dict[int, int], 
         start, stop = begin[row], end[row]
         assert start is not None
         assert stop is not None
+        if rows.step(row) is not None:
+            ends[row] = stop  # a step begins within a call of the profiler, and goes on after it
+            continue
         while inside and ends[inside[-1]] <= start:
             inside.pop()
         ends[row] = min(stop, ends[inside[-1]]) if inside else stop

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from chakra_capture.analysis.critical_path import paths
+from chakra_capture.analysis.critical_path import Paths
 from chakra_capture.analysis.what_if.changes import SCALABLE, ChangeError, Changes, Scale, Switch
 from chakra_capture.analysis.what_if.predict import Prediction, WindowModel
 from chakra_capture.trace.schema import Column
@@ -62,7 +62,7 @@ def prizes(windows: list[WindowModel]) -> pl.DataFrame:
         except ChangeError:
             continue
         row = _row(trial, found)
-        if row["measured_ns"] > row["fastest_ns"]:
+        if row is not None and row["measured_ns"] > row["fastest_ns"]:
             rows.append(row)
     schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
     return pl.DataFrame(rows, schema=schema).sort(["saved_ns", "name"], descending=[True, False])
@@ -77,8 +77,9 @@ def _of_path(windows: list[WindowModel]) -> Iterator[_Trial]:
     """What the critical paths spend most time in, halved."""
     times: dict[str, Counter[str]] = {"self": Counter(), "kernel": Counter()}
     for window in windows:
-        for path in paths(window.model):
-            for part in path.parts if path.step is None else ():
+        paths = Paths(window.model)
+        for rank in window.model.ranks:
+            for part in paths.whole(rank).parts:
                 what = {"op": "self", "runtime": "self", "kernel": "kernel"}.get(part.category)
                 if what is not None and part.name is not None:
                     times[what][part.name] += part.end - part.begin
@@ -92,8 +93,10 @@ def _of_path(windows: list[WindowModel]) -> Iterator[_Trial]:
             )
 
 
-def _row(trial: _Trial, found: list[list[Prediction]]) -> dict[str, Any]:
+def _row(trial: _Trial, found: list[list[Prediction]]) -> dict[str, Any] | None:
     spans = [one for window in found for one in window if one.span.step is None]
+    if not spans:
+        return None
     num_steps = max(sum(one.span.step is not None for window in found for one in window), len(spans))
     measured, fastest, slowest = (
         round(sum(times) / num_steps)
