@@ -8,12 +8,12 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from analysis.test_replay import COMPLETE, THINNED, TWIN, rows_alone, small, traces_of
 from builder import TraceBuilder, merge_files
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from merge.test_dependency_properties import NCCL, threads, waits
 
+from analysis.test_replay import COMPLETE, THINNED, TWIN, rows_alone, small, traces_of
 from chakra_capture.analysis.critical_path import SCHEMA, Paths, critical_path, step_points
 from chakra_capture.analysis.replay.calibrated import calibrate
 from chakra_capture.analysis.replay.graph import ReplayError
@@ -191,7 +191,7 @@ def test_a_part_is_never_negative_though_a_kernel_starts_before_its_launch_call_
     ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.one_of(threads(), waits(records=True), waits(records=False)), st.integers(1, 3))
 def test_paths_of_random_traces_sum_to_their_time(trace, num_steps):
     for number in range(num_steps):

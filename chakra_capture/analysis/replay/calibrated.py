@@ -91,9 +91,14 @@ def calibrate(replay: Replay) -> Calibrated:
 
 
 def _inner(replay: Replay) -> list[int]:
-    """Points inside of stretches whose cost is derived."""
-    threads = (thread for one in replay.ranks.values() for thread in one.threads.of_track.values())
-    return [thread.points[mark] for thread in threads for mark in sorted(thread.inner)]
+    """Points inside of stretches whose cost is derived, but for the bounds of steps."""
+    found = []
+    for one in replay.ranks.values():
+        steps = [row for row in one.threads.ends if one.rows.step(row) is not None]
+        bounds = {side(one.rows, row) for row in steps for side in (one.threads.begin_point, one.threads.end_point)}
+        for thread in one.threads.of_track.values():
+            found += [thread.points[mark] for mark in sorted(thread.inner) if thread.points[mark] not in bounds]
+    return found
 
 
 def _base_times(replay: Replay, order: list[int]) -> Int64:
