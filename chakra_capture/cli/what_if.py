@@ -55,7 +55,7 @@ def what_if(
     The run is replayed, all ranks together, with other durations. What waits for
     the device, for a full launch queue or for another rank is derived anew, so
     twice as fast kernels help only where something waited for them. Without a
-    change the replay is the measurement exactly. "replay error" is what it is off
+    change the replay is the measurement exactly. The error shown is what it is off
     by when lags are medians instead of what was measured: a prediction is hardly
     better than that, and it says nothing of caches, clocks or memory.
 
@@ -173,22 +173,24 @@ def _print_prizes(out: "Console", table: "pl.DataFrame") -> None:
     if table.is_empty():
         out.print("Nothing that was tried would make the steps shorter.")
         return
-    shown = make_table("What would help most", "", "step", "after", "saved", "share", "replay error")
+    first = table.row(0, named=True)
+    shown = make_table(
+        f"What would help most: a step takes {duration(first['measured_ns'])}", "", "after", "saved", "share"
+    )
     shown.columns[0].justify = "left"
     for row in table.head(_MOST_PRIZES_SHOWN).iter_rows(named=True):
         shown.add_row(
-            shortened(row["name"], 34),
-            duration(row["measured_ns"]),
+            shortened(row["name"], 42),
             duration(row["fastest_ns"]),
             f"{'at most ' if row['at_most'] else ''}{duration(row['saved_ns'])}",
             percent(row["share"], 1),
-            percent(row["replay_error"], 1),
         )
     out.print(shown)
+    out.print(f"replay error: {percent(first['replay_error'], 1)} (off by that when nothing is changed)")
 
 
 def _print_predictions(out: "Console", table: "pl.DataFrame") -> None:
-    shown = make_table("Predicted", "rank", "what", "measured", "predicted", "change", "replay error")
+    shown = make_table("Predicted", "rank", "what", "measured", "predicted", "change", "error")
     for _, rows in table.group_by("window", "rank", maintain_order=True):
         for row in rows.head(_MOST_STEPS_SHOWN + 1).iter_rows(named=True):
             is_range = row["slowest_ns"] != row["fastest_ns"]
@@ -205,3 +207,4 @@ def _print_predictions(out: "Console", table: "pl.DataFrame") -> None:
         if rows.height > _MOST_STEPS_SHOWN + 1:
             shown.add_row(str(rows["rank"][0]), f"{rows.height - _MOST_STEPS_SHOWN - 1} more steps", *[""] * 4)
     out.print(shown)
+    out.print("error: what a replay is off by when nothing is changed")

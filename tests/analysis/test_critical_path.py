@@ -160,7 +160,7 @@ def two_ranks(tmp_path):
     for rank, late in ((0, 0), (1, 40)):
         builder = TraceBuilder(pid=100 + rank).step(1, 0, 100).op("aten::compute", 0, 5 + late)
         builder.runtime("cudaLaunchKernel", 5 + late, 1, 1).kernel(NCCL, 8 + late, 52 - late, 1)
-        builder.runtime("cudaStreamSynchronize", 50, 13, 2)
+        builder.runtime("cudaStreamSynchronize", 6 + late, 57 - late, 2)
         ranks[rank] = rows_of(builder.merged(tmp_path / str(rank)), 0)
         row[rank] = ranks[rank].name.index(NCCL)
     return ranks, [Meeting(row)]

@@ -41,7 +41,9 @@ def _loops(rows: Rows, threads: Threads) -> list[Track]:
     found = [
         track for track, thread in threads.of_track.items() if any(rows.step(row) is not None for row in thread.rows)
     ]
-    return found or sorted(threads.of_track, key=lambda track: (track[0] != track[1], threads.of_track[track].times))[:1]
+    return (
+        found or sorted(threads.of_track, key=lambda track: (track[0] != track[1], threads.of_track[track].times))[:1]
+    )
 
 
 def _join(rows: Rows, loop: Thread, other: Thread, graph: Graph) -> set[Track]:

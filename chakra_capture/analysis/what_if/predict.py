@@ -78,7 +78,8 @@ class WindowModel:
         fast = self._durations(outcomes.fast, changes)
         same = np.array_equal(outcomes.fast, outcomes.slow)
         slow = fast if same else self._durations(outcomes.slow, changes)
-        found = [Prediction(*one) for one in zip(self.spans, fast, slow, strict=True)]
+        # A step that begins later may be the shorter one, though all its work is done later.
+        found = [Prediction(span, min(times), max(times)) for span, *times in zip(self.spans, fast, slow, strict=True)]
         found = [one for one in found if one.span.rank not in changes.gone]
         return _balanced(found) if changes.balanced else found
 
