@@ -1,6 +1,6 @@
 """Points in time joined by edges ``dst >= src + lag``: when each is reached, and by which edge."""
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
 
 from chakra_capture.errors import ChakraCaptureError
@@ -39,36 +39,51 @@ class Graph:
         Raises:
             ReplayError: the edges go round in a circle.
         """
-        num_points = len(self.recorded)
-        outgoing: list[list[int]] = [[] for _ in range(num_points)]
-        missing = [0] * num_points
-        for edge, (src, dst) in enumerate(zip(self.src, self.dst, strict=True)):
-            outgoing[src].append(edge)
-            missing[dst] += 1
-        ready = deque(point for point in range(num_points) if not missing[point])
-        times: list[int | None] = [None] * num_points
-        for point in ready:
-            times[point] = self.recorded[point]
+        times: list[int | None] = [None] * len(self.recorded)
         for point, anchor in self.anchors.items():
             times[point] = anchor
-        num_reached, lag, dst_of = 0, self.lag, self.dst
-        while ready:
-            point = ready.popleft()
-            num_reached += 1
+        outgoing, lag, dst_of = self._outgoing(), self.lag, self.dst
+        for point in self._order(outgoing):
             time = times[point]
-            assert time is not None
+            if time is None:
+                time = times[point] = self.recorded[point]
             for edge in outgoing[point]:
                 dst, reached = dst_of[edge], time + lag[edge]
                 before = times[dst]
                 times[dst] = reached if before is None else max(before, reached)
+        return [time for time in times if time is not None]
+
+    def order(self) -> list[int]:
+        """All points, each after those that it waits for.
+
+        Raises:
+            ReplayError: the edges go round in a circle.
+        """
+        return self._order(self._outgoing())
+
+    def _outgoing(self) -> list[list[int]]:
+        outgoing: list[list[int]] = [[] for _ in self.recorded]
+        for edge, src in enumerate(self.src):
+            outgoing[src].append(edge)
+        return outgoing
+
+    def _order(self, outgoing: list[list[int]]) -> list[int]:
+        num_points = len(self.recorded)
+        missing = [0] * num_points
+        for dst in self.dst:
+            missing[dst] += 1
+        found = [point for point in range(num_points) if not missing[point]]
+        for point in found:  # which grows meanwhile
+            for edge in outgoing[point]:
+                dst = self.dst[edge]
                 missing[dst] -= 1
                 if not missing[dst]:
-                    ready.append(dst)
-        if num_reached < num_points:
+                    found.append(dst)
+        if len(found) < num_points:
             kinds = Counter(kind for kind, dst in zip(self.kind, self.dst, strict=True) if missing[dst])
             raise ReplayError(
-                f"{num_points - num_reached} of {num_points} points wait for each other in a circle, through edges "
+                f"{num_points - len(found)} of {num_points} points wait for each other in a circle, through edges "
                 f"{', '.join(f'{kind} ({count})' for kind, count in kinds.most_common(5))}; a replay needs an order. "
                 "This is a fault of the replay: please report it with the trace."
             )
-        return [time for time in times if time is not None]
+        return found

@@ -38,6 +38,7 @@ class Rows:
     is_collective: list[bool]
     sync: dict[int, list[int]]
     event_wait: dict[int, list[int]]
+    phase: list[str | None]
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -87,4 +88,5 @@ def rows_of(trace: MergedTrace, window: int) -> Rows:
         [name is not None for name in nodes["collective"].to_list()],
         waits["sync"],
         waits["event_wait"],
+        nodes["phase"].to_list(),
     )

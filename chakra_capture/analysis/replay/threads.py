@@ -6,7 +6,7 @@ ProfilerStep cuts, and owns nothing; a thread that runs no operator and launches
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from chakra_capture.analysis.replay.graph import Graph
@@ -25,6 +25,7 @@ class Thread:
         points: of the graph, one for each time.
         owners: innermost row of each segment, or ``NOBODY``.
         costs: what each segment costs in the replay, ns.
+        inner: marks inside of stretches whose cost is derived: where they lie within it is not known.
     """
 
     track: Track
@@ -33,6 +34,7 @@ class Thread:
     points: list[int]
     owners: list[int]
     costs: list[int]
+    inner: set[int] = field(default_factory=set)
 
     def at(self, time: int) -> int:
         """Number of the mark at a time that is one."""
@@ -53,6 +55,7 @@ class Thread:
         self.costs[first:last] = [0] * (last - first)
         if first < last:
             self.costs[first] = cost
+        self.inner.update(range(first + 1, last))
 
 
 @dataclass(slots=True)
@@ -101,6 +104,9 @@ def _segments(rows: Rows, track: Track, found: list[int], ends: dict[int, int], 
         start, stop = begin[row], end[row]
         assert start is not None
         assert stop is not None
+        if rows.step(row) is not None:
+            ends[row] = stop  # a step begins within a call of the profiler, and goes on after it
+            continue
         while inside and ends[inside[-1]] <= start:
             inside.pop()
         ends[row] = min(stop, ends[inside[-1]]) if inside else stop
