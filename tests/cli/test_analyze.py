@@ -9,7 +9,8 @@ from commands import refused, run
 from chakra_capture.cli.analyze import analyze_app
 
 NAMES = sorted(name for name in analyze_app() if not name.startswith("-"))
-MODULES = {"device": "device", "kernels": "kernels", "operators": "operators"}
+MODULES = {"device": "device", "idle": "idle", "kernels": "kernels", "operators": "operators", "launches": "launches",
+           "memory": "copies"}  # fmt: skip
 
 
 def small_run(folder: Path) -> Path:
