@@ -6,6 +6,7 @@ from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
+from chakra_capture.cli.analyze import analyze_app
 from chakra_capture.cli.compare import compare
 from chakra_capture.cli.config import config
 from chakra_capture.cli.doctor import doctor
@@ -28,6 +29,7 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture trigger TRACE_DIR    record some steps of a running job now
     chakra-capture merge TRACE_DIR      link host and device traces of all ranks
     chakra-capture summary TRACE_DIR    see where the step time goes
+    chakra-capture analyze NAME PATH    one table on one question
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture what-if TRACE_DIR    see what would make steps faster
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
@@ -53,6 +55,7 @@ def app() -> App:
     built.command(summary)
     built.command(inspect)
     built.command(compare)
+    built.command(analyze_app())
     built.command(query)
     built.command(slice_, name="slice")
     built.command(export_app())
