@@ -3,6 +3,7 @@
 from cyclopts import App
 
 from chakra_capture.cli.analyses import device, idle, kernels, launches, memory, operators
+from chakra_capture.cli.critical_path import critical_path
 
 _HELP = """Ask a recorded run one question; the answer is one table.
 
@@ -12,6 +13,7 @@ _HELP = """Ask a recorded run one question; the answer is one table.
     chakra-capture analyze operators PATH   which ops, and what they launch?
     chakra-capture analyze launches PATH    does the host launch fast enough?
     chakra-capture analyze memory PATH      how fast are the copies?
+    chakra-capture analyze critical-path PATH   what is each step made of, end to begin?
 
 Ranks that are not merged yet are merged first. All take --rank and --step, such as 0,2-3, and --json, which
 explains every column. analyze NAME --help says what is counted how. What was not recorded is "-" (JSON: null),
@@ -28,4 +30,5 @@ def analyze_app() -> App:
     built.command(operators)
     built.command(launches)
     built.command(memory)
+    built.command(critical_path, name="critical-path")
     return built
