@@ -114,15 +114,13 @@ def test_nodes_are_of_types_that_the_profile_may_have_and_no_communication_is_on
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_time_that_a_rank_waits_is_not_carried_a_second_time(exports, name):
-    """A rank that waits has its path through the operation it waits for; with the wait as work it was 12 % longer."""
+def test_longest_path_is_the_measured_span_unless_validate_says_otherwise(exports, name):
+    """A thread that gets no core for more than a millisecond after an operation looks as if it had worked."""
     found = findings(exports / f"{name}-astra")
     odd = {place["rank"] for place in found.get("V13-path-and-span", {"places": []})["places"]}
     for number, rank in ranks_of(exports / f"{name}-astra").items():
         span = max(one.start_us + one.duration_us for one in rank.nodes) - min(one.start_us for one in rank.nodes)
         assert (abs(longest_path_us(rank) - span) > span / 10) == (number in odd)
-        # A thread that gets no core for more than a millisecond after the operation looks as if it had worked.
-        assert longest_path_us(rank) < 1.1 * span
 
 
 # Broken runs
@@ -233,4 +231,15 @@ def test_rank_whose_tables_are_damaged_is_an_error_and_the_others_are_written(re
     path.write_bytes(path.read_bytes()[:-100])
     done = run("export", "et", tmp_path / "run", "-o", tmp_path / "et")
     refused(done, "rank 1 was not exported", "nodes.parquet")
+    assert sorted(ranks_of(tmp_path / "et")) == [0]
+
+
+def test_export_over_another_one_leaves_no_rank_of_that_beside_its_own(recorded, tmp_path):
+    exported(recorded / "four" / "t", tmp_path / "et")
+    shutil.copytree(recorded / "two" / "t" / "0_merged", tmp_path / "run")
+    refused(run("export", "et", tmp_path / "run", "-o", tmp_path / "et"), "holds an export already", "--overwrite")
+    assert sorted(ranks_of(tmp_path / "et")) == [0, 1, 2, 3]
+    path = tmp_path / "run" / "rank=1" / "edges.parquet"
+    path.write_bytes(path.read_bytes()[:-100])
+    refused(run("export", "et", tmp_path / "run", "-o", tmp_path / "et", "--overwrite"), "rank 1 was not exported")
     assert sorted(ranks_of(tmp_path / "et")) == [0]

@@ -80,10 +80,10 @@ def export_et(run: Run, folder: Path | None, asked: Asked) -> Export:
         ranks.append(rank)
         asked.seen(rank, len(jobs))
     ranks.sort(key=lambda one: one.rank)
-    _write_groups(folder, plan.groups)
     written = {one.path for one in ranks if one.path}
-    if len(written) == len(ranks):
-        for path in before - written:  # ranks that this run does not have
+    if written:
+        _write_groups(folder, plan.groups)
+        for path in before - written:  # of another export: it would not fit to this one
             path.unlink(missing_ok=True)
     return Export(folder, window, windows, plan.groups, ranks, sum((one.counts for one in ranks), plan.counts))
 
