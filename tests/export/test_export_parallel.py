@@ -225,13 +225,16 @@ def test_rank_that_is_not_there_is_told_by_the_export_and_named_by_validate(reco
     assert (rank, detail) == ((0, "") if lost == 0 else (None, "group 1 has rank 1, and there are 1 ranks"))
 
 
-def test_rank_whose_tables_are_damaged_is_an_error_and_the_others_are_written(recorded, tmp_path):
+@pytest.mark.parametrize("table", ["nodes.parquet", "communication.parquet", "link.json"])
+def test_rank_whose_tables_are_damaged_is_an_error_and_the_others_are_written(recorded, tmp_path, table):
     shutil.copytree(recorded / "two" / "t" / "0_merged", tmp_path / "run")
-    path = tmp_path / "run" / "rank=1" / "nodes.parquet"
-    path.write_bytes(path.read_bytes()[:-100])
-    done = run("export", "et", tmp_path / "run", "-o", tmp_path / "et")
-    refused(done, "rank 1 was not exported", "nodes.parquet")
-    assert sorted(ranks_of(tmp_path / "et")) == [0]
+    for rank in (1, 0):
+        path = tmp_path / "run" / f"rank={rank}" / table
+        path.write_bytes(path.read_bytes()[:-100])
+        done = run("export", "et", tmp_path / "run", "-o", tmp_path / f"et-{rank}")
+        refused(done, f"rank={rank}", table)
+    assert sorted(ranks_of(tmp_path / "et-1")) == [0]
+    assert not [*(tmp_path / "et-0").glob("*.et")]
 
 
 def test_export_over_another_one_leaves_no_rank_of_that_beside_its_own(recorded, tmp_path):

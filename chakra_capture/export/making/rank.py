@@ -78,8 +78,8 @@ def _export(job: RankJob) -> RankExport:
     made = make_window(rows, _operations(job.operations, rows), join=job.profile == Profile.ASTRA)
     if not len(made.nodes):
         raise TraceFileError(
-            f"{job.merged} has no times in window {job.window}: a host trace alone says when nothing ran. "
-            "Merge it with its device trace."
+            f"{job.merged} has nothing in window {job.window} that took time: no op, call or device activity with a "
+            "start and an end. A host trace alone has no times; merge it with its device trace."
         )
     if job.profile == Profile.ASTRA:
         content = astra_content(rows, made, job.operations, job.texts)

@@ -68,14 +68,13 @@ def export_et(run: Run, folder: Path | None, asked: Asked) -> Export:
     Raises:
         TraceFileError: the run has no such window, no rank could be written, or there is an export already.
     """
-    traces = [MergedTrace(rank, path) for rank, path in run.merged_ranks.items()]
+    traces, ranks = _readable([MergedTrace(rank, path) for rank, path in run.merged_ranks.items()])
     windows = sorted({one["window"] for trace in traces for one in trace.link["windows"]})
     window = _chosen(windows, asked.window, run.merged_dir)
     folder = folder or run.merged_dir / layout.ET_FOLDER
     before = _prepared(folder, overwrite=asked.overwrite)
     plan = plan_operations(MergedRun(run.merged_dir), traces, window, lower=asked.profile == Profile.ASTRA)
     jobs = [_job(trace, window, folder, plan, asked) for trace in traces]
-    ranks = []
     for rank in _exported(jobs, asked.workers):
         ranks.append(rank)
         asked.seen(rank, len(jobs))
@@ -86,6 +85,21 @@ def export_et(run: Run, folder: Path | None, asked: Asked) -> Export:
         for path in before - written:  # of another export: it would not fit to this one
             path.unlink(missing_ok=True)
     return Export(folder, window, windows, plan.groups, ranks, sum((one.counts for one in ranks), plan.counts))
+
+
+def _readable(traces: list[MergedTrace]) -> tuple[list[MergedTrace], list[RankExport]]:
+    """Ranks whose small tables can be read, and what is wrong with the others: they cost no rank but themselves."""
+    found, broken = [], []
+    for trace in traces:
+        try:
+            _ = trace.communication, trace.link["windows"]
+        except (TraceFileError, KeyError) as error:
+            broken.append(RankExport(trace.rank, error=str(error)))
+        else:
+            found.append(trace)
+    if not found and broken:
+        raise TraceFileError(str(broken[0].error))
+    return found, broken
 
 
 def _chosen(windows: Sequence[int], wanted: int | None, folder: Path) -> int:
