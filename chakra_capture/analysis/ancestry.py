@@ -37,12 +37,15 @@ def outermost(parent: Int64, rows: Int64, accept: Bool) -> Int64:
 
 def _found(parent: Int64, rows: Int64, accept: Bool, takes: Callable[[Int64], Bool]) -> Int64:
     # Many rows are asked for often: each is walked once.
-    some, inverse = np.unique(rows, return_inverse=True)
+    asked = np.zeros(len(parent), dtype=bool)
+    asked[rows[rows >= 0]] = True
+    some = np.flatnonzero(asked)
     found = np.full(len(some), -1, dtype=np.int64)
     for place, around in levels(parent, some):
         taken = accept[around] & takes(found[place])
         found[place[taken]] = around[taken]
-    return found[inverse]
+    number = np.cumsum(asked) - 1
+    return np.where(rows >= 0, found[number[rows]] if len(some) else -1, -1)
 
 
 def without_equal_around(parent: Int64, group: Int64) -> Bool:

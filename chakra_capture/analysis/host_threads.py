@@ -14,6 +14,7 @@ from chakra_capture.annotations import BACKWARD, INPUT_WAIT, STEP_PREFIX
 from chakra_capture.trace.columns import Bool, Int64
 
 NEEDED = ("node_id", "kind", "name", "parent_id", "ts_ns", "dur_ns", "pid", "tid", "phase")
+_ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 _ROWS = ("host_op", "annotation", "runtime")
 # By name. Recording, querying and timing an event does not block.
 _MARKS = {
@@ -115,7 +116,7 @@ class HostThreads:
     @cached_property
     def changes(self) -> Int64:
         """All times at which some thread begins or ends a row, ascending."""
-        return np.unique(np.concatenate([self.start, self.end]))
+        return ascending(self.start, self.end)
 
     def before(self, rows: Int64, track: Int64, times: Int64) -> Int64:
         """Position among ``rows`` (ascending) of the last one of each thread that starts before each time, or -1."""
@@ -126,10 +127,14 @@ class HostThreads:
             return at
         return np.where(known & (self.track[rows[np.maximum(at, 0)]] == track), at, -1)
 
-    def names(self, rows: Int64) -> list[str | None]:
-        """Name of each row, None for -1."""
-        found = self.table["name"].gather(np.maximum(rows, 0)).to_list() if len(self.ids) else [None] * len(rows)
-        return [name if row >= 0 else None for name, row in zip(found, rows.tolist(), strict=True)]
+    def names(self, rows: Int64) -> pl.Series:
+        """Name of each row without what autograd's engine puts before that of an op; null for -1."""
+        return picked(self._names, rows)
+
+    @cached_property
+    def _names(self) -> pl.Series:
+        # By number: what follows groups millions of them.
+        return self.table["name"].str.strip_prefix(_ENGINE_PREFIX).cast(pl.Categorical)
 
     def _key(self, track: Int64, times: Int64) -> Int64:
         low, width = self._range
@@ -162,6 +167,19 @@ class HostThreads:
             end[late] = end[around[late]]
         last = end[end < never].max(initial=int(self.start.max(initial=0)))
         return np.asarray(np.where(end == never, last, end))
+
+
+def ascending(*times: Int64) -> Int64:
+    """All times once, ascending; numpy's own ``unique`` takes ten times as long for millions of them."""
+    values = np.sort(np.concatenate(times))
+    return values[np.append(True, values[1:] != values[:-1])] if len(values) else values
+
+
+def picked(values: pl.Series, at: Int64) -> pl.Series:
+    """The values at some places, null for -1."""
+    if not len(values):
+        return pl.Series(values.name, [None] * len(at), dtype=values.dtype)
+    return values.gather(pl.Series(at).set(pl.Series(at < 0), None))
 
 
 def _without_python(nodes: pl.DataFrame) -> tuple[Bool, Int64]:

@@ -7,7 +7,8 @@ end of the last step ``tail``. A gap across the border of two steps is cut there
 of a gap, ``idle_host`` what the host does in the rest. A cause that nothing recorded shows is said to be unexplained.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
@@ -15,7 +16,7 @@ import polars as pl
 from chakra_capture.analysis import idle_gaps, idle_host
 from chakra_capture.analysis.activities import device_activities
 from chakra_capture.analysis.ancestry import outermost
-from chakra_capture.analysis.host_threads import NEEDED, HostThreads
+from chakra_capture.analysis.host_threads import NEEDED, HostThreads, ascending, picked
 from chakra_capture.analysis.idle_gaps import HOST, INNER, POSITIONS, Gaps, Stretches
 from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedTrace
@@ -59,7 +60,8 @@ def idle_causes(
         steps: only what lies within these steps.
     """
     keys = [*_ALWAYS, *by]
-    pieces = pl.concat([_empty(), *(idle_pieces(trace) for trace in traces)])
+    wanted = {*by, *(() if steps is None else ("step",))}
+    pieces = pl.concat([_empty(), *(idle_pieces(trace, wanted) for trace in traces)])
     if steps is not None:
         pieces = pieces.filter(pl.col("step").is_in(list(steps)))
     return (
@@ -73,8 +75,8 @@ def idle_causes(
         )
         .with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum().over("rank"))
         .with_columns(pl.lit(None).alias(key) for key in KEYS if key not in by)
-        .sort("total_ns", *keys, descending=[True, *[False] * len(keys)])
         .select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)
+        .sort("total_ns", *keys, descending=[True, *[False] * len(keys)])
     )
 
 
@@ -92,9 +94,17 @@ def hand_over_ns(trace: MergedTrace) -> int:
     return idle_gaps.HAND_OVER_ROCM_NS if is_rocm else idle_gaps.HAND_OVER_NS
 
 
-def idle_pieces(trace: MergedTrace) -> pl.DataFrame:
-    """Every piece of idle time of one rank, each of one cause: the columns of ``idle_causes`` with ``gap``, ``ts_ns``
-    (on the device's clock) and ``dur_ns``. Nothing where the end of a device trace is lost."""
+def idle_pieces(trace: MergedTrace, wanted: Collection[str] = KEYS) -> pl.DataFrame:
+    """Every piece of idle time of one rank, each of one cause.
+
+    Args:
+        trace: one rank.
+        wanted: of ``KEYS``, what is asked for; the others are null.
+
+    Returns:
+        the columns of ``idle_causes`` that tell rows apart, ``gap`` (its number), ``ts_ns`` (on the device's clock) and
+        ``dur_ns``; no row where the end of a device trace is lost.
+    """
     activities = device_activities(trace, "name")
     if activities.is_empty() or trace.device_tail_lost:
         return _empty()
@@ -107,7 +117,7 @@ def idle_pieces(trace: MergedTrace) -> pl.DataFrame:
         ).sort("ts_ns")
         offset = trace.clock_offsets.get(window, 0)
         for (device,), rows in mine.partition_by("device", as_dict=True, maintain_order=True).items():
-            table = _of_device(rows, threads, steps, offset, limit)
+            table = _of_device(rows, threads, steps, _How(offset, limit, frozenset(wanted)))
             keys = {"rank": trace.rank, "window": window, "device": device}
             found.append(table.with_columns(pl.lit(v).alias(k) for k, v in keys.items()).select(_empty().columns))
     return pl.concat(found, how="vertical_relaxed")
@@ -117,42 +127,49 @@ def _empty() -> pl.DataFrame:
     dtypes = {column.name: column.dtype for column in SCHEMA}
     kept = ("rank", "window", "device", "step", "position", "cause", "name", "detail", "phase", "drained_by")
     more = {"gap": pl.Int64, "ts_ns": pl.Int64, "dur_ns": pl.Int64}
-    return pl.DataFrame(schema={**{name: dtypes[name] for name in kept}, **more})
+    texts = dict.fromkeys(("cause", "name", "detail", "phase", "drained_by"), pl.Categorical)
+    return pl.DataFrame(schema={**{name: dtypes[name] for name in kept}, **texts, **more})
 
 
-def _of_device(
-    activities: pl.DataFrame, threads: HostThreads, steps: pl.DataFrame, offset: int, limit: int
-) -> pl.DataFrame:
+@dataclass(frozen=True, slots=True)
+class _How:
+    """The device's clock is ``offset`` behind; up to ``limit`` a gap is a hand-over."""
+
+    offset: int
+    limit: int
+    wanted: frozenset[str]
+
+
+def _of_device(activities: pl.DataFrame, threads: HostThreads, steps: pl.DataFrame, how: _How) -> pl.DataFrame:
+    offset, wanted = how.offset, how.wanted
     low = steps["ts_ns"].to_numpy()
     high = low + steps["dur_ns"].to_numpy()
     bounds = (int(low.min()), int(high.max())) if len(low) else None
     gaps = idle_gaps.find_gaps(activities, threads, offset, bounds)
     phases = idle_host.PhaseRuns(threads)
-    whole = idle_gaps.cut(gaps, threads, limit)
+    whole = idle_gaps.cut(gaps, threads, how.limit)
     is_host = whole.cause == idle_gaps.CAUSES.index(HOST)
-    at_steps = np.unique(np.concatenate([low, high])) + offset
-    everywhere = np.unique(np.concatenate([at_steps, threads.changes, phases.bounds]))
+    at_steps = ascending(low, high) + offset
+    everywhere = ascending(at_steps, threads.changes, phases.bounds)
     calm, busy = (
         idle_gaps.cut_at(Stretches(*(getattr(whole, name)[rows] for name in Stretches.__slots__)), times)
         for rows, times in ((~is_host, at_steps), (is_host, everywhere))
     )
-    parts = [_launched(calm, gaps, threads), _of_host(busy, gaps, threads, phases)]
+    parts = [_launched(calm, gaps, threads), _of_host(busy, gaps, threads, phases, wanted)]
     pieces = _joined(calm, busy)
     table = pl.concat(parts).with_columns(
         pl.Series("gap", pieces.gap),
         pl.Series("ts_ns", pieces.start - offset),
         pl.Series("dur_ns", pieces.end - pieces.start),
-        pl.Series("step", _step_at(pieces.start - offset, low, high, steps), dtype=pl.Int64),
-        position=pl.Series(gaps.position[pieces.gap]).replace_strict(
-            dict(enumerate(POSITIONS)), return_dtype=pl.Enum(POSITIONS)
-        ),
-        phase=pl.Series(phases.at(pieces.start).tolist(), dtype=pl.String).replace({"": None}),
+        picked(steps["step"], _step_at(pieces.start - offset, low, high)).alias("step"),
+        picked(pl.Series(POSITIONS, dtype=pl.Enum(POSITIONS)), gaps.position[pieces.gap]).alias("position"),
+        (phases.at(pieces.start) if "phase" in wanted else pl.lit(None, dtype=pl.Categorical)).alias("phase"),
     )
-    drained = pl.Series("drained_by", _drained_by(gaps, threads), dtype=pl.String)
+    if "drained_by" not in wanted:
+        return table.with_columns(drained_by=pl.lit(None, dtype=pl.Categorical))
+    drained = picked(_drained_by(gaps, threads).cast(pl.Categorical), pieces.gap)
     is_late = pl.col("cause").is_in(UNEXPLAINED[:2] + _NOT_LATE)
-    return table.with_columns(
-        drained_by=pl.when(~is_late).then(drained.gather(pieces.gap) if len(drained) else pl.lit(None, pl.String))
-    ).sort("ts_ns")
+    return table.with_columns(drained_by=pl.when(~is_late).then(drained)).sort("ts_ns")
 
 
 _NOT_LATE = (idle_gaps.IN_GRAPH, idle_gaps.STAGING, idle_gaps.SAME_STREAM, idle_gaps.OTHER_STREAM)
@@ -164,64 +181,56 @@ def _joined(first: Stretches, second: Stretches) -> Stretches:
     )
 
 
-def _step_at(times: Int64, low: Int64, high: Int64, steps: pl.DataFrame) -> list[int | None]:
+def _step_at(times: Int64, low: Int64, high: Int64) -> Int64:
     at = np.searchsorted(low, times, side="right") - 1
-    inside = (at >= 0) & (times < np.append(high, 0)[at])
-    numbers = steps["step"].to_list()
-    return [numbers[place] if known else None for place, known in zip(at.tolist(), inside, strict=True)]
+    return np.where((at >= 0) & (times < np.append(high, 0)[at]), at, -1)
 
 
 def _launched(pieces: Stretches, gaps: Gaps, threads: HostThreads) -> pl.DataFrame:
     """Pieces that launches tell: named by the op that launches what comes next."""
     call = gaps.call[pieces.gap]
     op = outermost(threads.parent, call, threads.marked.op)
-    causes = [idle_gaps.CAUSES[code] for code in pieces.cause.tolist()]
-    return _named(causes, threads.names(op), threads.names(call))
+    return _named(picked(pl.Series(idle_gaps.CAUSES), pieces.cause), threads.names(op), threads.names(call))
 
 
-def _of_host(pieces: Stretches, gaps: Gaps, threads: HostThreads, phases: idle_host.PhaseRuns) -> pl.DataFrame:
-    if not len(pieces.gap):
-        return _named([], [], [])
+def _of_host(
+    pieces: Stretches, gaps: Gaps, threads: HostThreads, phases: idle_host.PhaseRuns, wanted: Collection[str]
+) -> pl.DataFrame:
+    nothing = pl.Series([None], dtype=pl.Categorical).new_from_index(0, len(pieces.gap))
     if not len(threads.ids):  # nothing of the host is recorded
-        return _named([idle_gaps.NOT_RECORDED] * len(pieces.gap), *[[None] * len(pieces.gap)] * 2)
+        return _named(pl.Series([idle_gaps.NOT_RECORDED]).new_from_index(0, len(pieces.gap)), nothing, nothing)
     call = np.where(gaps.call >= 0, gaps.call, gaps.call_before)[pieces.gap]
     track = np.where(call >= 0, threads.track[np.maximum(call, 0)], -1)
     states = idle_host.host_states(threads, track, pieces.start, phases)
-    is_between = states.state >= idle_host.STATES.index(idle_host.BETWEEN)
-    details = threads.names(states.detail)
-    after, before = (threads.names(rows) for rows in (states.after, states.before))
-    for at in np.flatnonzero(is_between).tolist():
-        sides = [f"{word} {idle_host.stripped(name)}" for word, name in (("after", after[at]), ("before", before[at]))
-                 if name is not None]  # fmt: skip
-        details[at] = ", ".join(sides) or None
-    causes = [idle_host.STATES[code] for code in states.state.tolist()]
-    return _named(causes, threads.names(states.name), details)
+    table = _named(
+        picked(pl.Series(idle_host.STATES), states.state), threads.names(states.name), threads.names(states.detail)
+    )
+    if "detail" not in wanted:
+        return table
+    sides = {side: threads.names(getattr(states, side)) for side in ("after", "before")}
+    both = [pl.lit(f"{side} ") + names.cast(pl.String) for side, names in sides.items()]
+    is_between = pl.col("cause").is_in([idle_host.BETWEEN, idle_host.IN_ENGINE])
+    beside = pl.concat_str(both, separator=", ", ignore_nulls=True).replace({"": None})
+    detail = pl.when(is_between).then(beside.cast(pl.Categorical)).otherwise("detail")
+    return table.with_columns(detail.alias("detail"))
 
 
-def _named(causes: list[str], names: list[str | None], details: list[str | None]) -> pl.DataFrame:
+def _named(causes: pl.Series, names: pl.Series, details: pl.Series) -> pl.DataFrame:
     columns = {"cause": causes, "name": names, "detail": details}
-    table = pl.DataFrame(columns, schema=dict.fromkeys(columns, pl.String))
-    return table.with_columns(pl.col("name", "detail").str.strip_prefix("autograd::engine::evaluate_function: "))
+    return pl.DataFrame({name: column.cast(pl.Categorical) for name, column in columns.items()})
 
 
-def _drained_by(gaps: Gaps, threads: HostThreads) -> list[str | None]:
+def _drained_by(gaps: Gaps, threads: HostThreads) -> pl.Series:
     """Of each gap the last call on the launching thread, between the two launches, that waited for the device."""
+    row = np.full(len(gaps.call), -1, dtype=np.int64)
     both = np.flatnonzero((gaps.call >= 0) & (gaps.call_before >= 0))
-    found: list[str | None] = [None] * len(gaps.call)
     calls = np.flatnonzero(threads.marked.blocking)
-    if not len(both) or not len(calls):
-        return found
-    call, before = gaps.call[both], gaps.call_before[both]
-    at = threads.before(calls, threads.track[call], threads.start[call])
-    row = np.where(at >= 0, calls[np.maximum(at, 0)], -1)
-    row = np.where((row >= 0) & (threads.start[row] >= threads.start[before]), row, -1)
-    ops = threads.names(outermost(threads.parent, row, threads.marked.op))
-    for gap, op, name in zip(both.tolist(), ops, threads.names(row), strict=True):
-        found[gap] = name if op is None else f"{idle_host.stripped(op)} ({name})" if name else None
-    return found
-
-
-def cause_order() -> Iterator[str]:
-    """All causes that the table may have."""
-    yield from idle_host.STATES
-    yield from (cause for cause in idle_gaps.CAUSES if cause != HOST)
+    if len(both) and len(calls):
+        call, before = gaps.call[both], gaps.call_before[both]
+        at = threads.before(calls, threads.track[call], threads.start[call])
+        last = np.where(at >= 0, calls[np.maximum(at, 0)], -1)
+        row[both] = np.where((last >= 0) & (threads.start[last] >= threads.start[before]), last, -1)
+    op, name = threads.names(outermost(threads.parent, row, threads.marked.op)), threads.names(row)
+    table = pl.DataFrame({"op": op, "name": name}).cast(pl.String)
+    in_op = pl.col("op") + " (" + pl.col("name") + ")"
+    return table.select(pl.coalesce(in_op, "name")).to_series()

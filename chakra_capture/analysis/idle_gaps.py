@@ -71,8 +71,8 @@ def find_gaps(activities: pl.DataFrame, threads: HostThreads, offset_ns: int, bo
         bounds: first start and last end of the steps, on the device's clock; None where none is marked.
     """
     # What has no length neither begins nor ends a gap, but may be first or last.
-    ts, end = pl.col("ts_ns"), pl.col("end_ns")
-    rows = activities.filter((end > ts) | (ts == ts.min()) | (end == end.max()))
+    begins, ends = pl.col("ts_ns"), pl.col("end_ns")
+    rows = activities.filter((ends > begins) | (begins == begins.min()) | (ends == ends.max()))
     call = threads.place(rows["launch_id"].fill_null(-1).to_numpy())
     never = np.iinfo(np.int64).max
     launched = np.where(call >= 0, threads.start[np.maximum(call, 0)], never) if len(threads.ids) else call

@@ -9,9 +9,10 @@ runtime call; else the time lies between ops, and within backward that is autogr
 from dataclasses import dataclass
 
 import numpy as np
+import polars as pl
 
 from chakra_capture.analysis.ancestry import nearest, outermost
-from chakra_capture.analysis.host_threads import HostThreads
+from chakra_capture.analysis.host_threads import HostThreads, ascending, picked
 from chakra_capture.annotations import BACKWARD
 from chakra_capture.merge import intervals
 from chakra_capture.trace.columns import Bool, Int64
@@ -26,7 +27,6 @@ BETWEEN = "between ops"
 IN_ENGINE = "between ops in backward"
 STATES = (INPUT, SYNC, COMMUNICATION, ALLOCATION, OP, CALL, BETWEEN, IN_ENGINE)
 _CODE = {state: code for code, state in enumerate(STATES)}
-_ENGINE_PREFIX = "autograd::engine::evaluate_function: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def host_states(threads: HostThreads, track: Int64, times: Int64, phases: "Phase
     allocation, call = nearest(parent, row, marked.allocation), nearest(parent, row, marked.runtime)
     barrier, annotation = nearest(parent, row, marked.barrier), nearest(parent, row, marked.annotation)
     pending = _pending(threads, times) & (outer < 0) & (call < 0)
-    in_backward = phases.at(times) == BACKWARD
+    in_backward = phases.is_backward(times)
     rules = (
         (loader >= 0, INPUT, loader, -1),
         (blocking >= 0, SYNC, np.where(outer >= 0, outer, annotation), blocking),
@@ -80,11 +80,6 @@ def host_states(threads: HostThreads, track: Int64, times: Int64, phases: "Phase
     is_between = state >= _CODE[BETWEEN]
     after, before = _neighbours(threads, np.where(in_backward, asked, asked_main), times, is_between)
     return HostStates(state, name, detail, after, before)
-
-
-def stripped(name: str | None) -> str | None:
-    """Name of an op without what autograd's engine puts before it."""
-    return None if name is None else name.removeprefix(_ENGINE_PREFIX)
 
 
 def _main_of_tracks(threads: HostThreads) -> Int64:
@@ -167,17 +162,22 @@ class PhaseRuns:
         self._start = threads.start[rows[begins]]
         ends = np.maximum.reduceat(threads.end[rows], begins) if len(rows) else self._start
         self._end = np.minimum(ends, np.append(self._start[1:], np.iinfo(np.int64).max)) if len(rows) else ends
-        self._phase = phase[begins]
+        self._phase = pl.Series(phase[begins].tolist(), dtype=pl.String).replace({"": None}).cast(pl.Categorical)
 
     @property
     def bounds(self) -> Int64:
         """All times at which one begins or ends, ascending."""
-        return np.unique(np.concatenate([self._start, self._end]))
+        return ascending(self._start, self._end)
 
-    def at(self, times: Int64) -> "np.typing.NDArray[np.object_]":
-        """Phase at each time; an empty text for none."""
+    def at(self, times: Int64) -> pl.Series:
+        """Phase at each time; null for none."""
+        return picked(self._phase, self._place(times))
+
+    def is_backward(self, times: Int64) -> Bool:
+        """Which times are in backward."""
+        is_backward = np.append((self._phase == BACKWARD).fill_null(value=False).to_numpy(), False)
+        return np.asarray(is_backward[self._place(times)])
+
+    def _place(self, times: Int64) -> Int64:
         place = np.searchsorted(self._start, times, side="right") - 1
-        found = np.full(len(times), "", dtype=object)
-        inside = (place >= 0) & (times < np.append(self._end, 0)[place])
-        found[inside] = self._phase[place[inside]]
-        return found
+        return np.where((place >= 0) & (times < np.append(self._end, 0)[place]), place, -1)

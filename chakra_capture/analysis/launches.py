@@ -51,7 +51,8 @@ def launch_statistics(traces: Sequence[MergedTrace], *, steps: Sequence[int] | N
         if steps is not None:
             rows = rows.filter(pl.col("step").is_in(list(steps)))
         known = pl.col("launch_id").count() > 0
-        calls = rows.filter(pl.col("launch_id").is_first_distinct() | pl.col("launch_id").is_null())
+        # A graph launches many activities, on several streams: its call counts once on each.
+        calls = rows.unique(["device", "stream", "launch_id"], keep="first")
         of_calls = calls.group_by("device", "stream", "call").agg(
             num_launches=pl.when(known).then(pl.col("launch_id").count()),
             call_total_ns=pl.when(known).then(pl.col("call_ns").sum()),

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from chakra_capture.cli.answers import Answer, show_answer
 from chakra_capture.cli.output import EXIT_OK, duration, number_ranges, percent
 from chakra_capture.cli.subject import DEFAULTS, Options, Subject, open_subject
+from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
     import polars as pl
@@ -42,6 +43,16 @@ _MEMORY = (
     ("rank", "rank"), ("direction", "direction"), ("memory", "memory"), ("count", "count"), ("bytes", "bytes"),
     ("total_ns", "total"), ("bandwidth", "bandwidth"), ("exposed_ns", "exposed"),
 )  # fmt: skip
+_COMMUNICATION = (
+    ("process_group", "group"), ("mesh_dim", "dim"), ("collective", "operation"), ("count", "count"),
+    ("max_bytes", "up to"), ("total_ns", "total"), ("wait_ns", "wait"), ("bus_bytes_per_s", "bus"),
+    ("exposed_ns", "exposed"),
+)  # fmt: skip
+_WAITING = (
+    ("rank", "rank"), ("cause", "cause"), ("waiting_op", "waiting op"), ("collective", "for"), ("phase", "phase"),
+    ("count", "count"), ("total_ns", "total"), ("share", "share"),
+)  # fmt: skip
+Flag = Annotated[bool, Parameter(negative=())]
 _Key = TypeVar("_Key")
 _By = Annotated[tuple[_Key, ...], Parameter(negative=(), consume_multiple=True)]
 
@@ -60,7 +71,7 @@ def device(path: Path, /, *, definitions: Literal["own", "hta"] = "own", options
     trace: it leaves out the last step, and has one number for all that is busy
     and does not compute.
 
-    Examples:
+    For example:
         chakra-capture analyze device ./traces
         chakra-capture analyze device ./traces --rank 0 --step 5-8 --json
 
@@ -94,7 +105,7 @@ def kernels(path: Path, /, *, by: _By[Literal["rank", "phase"]] = (), options: O
     as recorded, and the sum as recorded, are columns. With --step only what
     these steps launched.
 
-    Examples:
+    For example:
         chakra-capture analyze kernels ./traces
         chakra-capture analyze kernels ./traces --by phase --limit 40
         chakra-capture analyze kernels ./traces --rank 0 --step 5 --json
@@ -131,7 +142,7 @@ def operators(path: Path, /, *, by: _By[Literal["rank", "phase", "shapes"]] = ()
     recursion a time counts once. Under the profiler small ops take several
     times as long: read CPU times as shares.
 
-    Examples:
+    For example:
         chakra-capture analyze operators ./traces
         chakra-capture analyze operators ./traces --by shapes --limit 40
         chakra-capture analyze operators ./traces --by rank phase --json
@@ -175,7 +186,7 @@ def idle(
     communication. The profiler slows the host: of time that the host takes
     only a part would be there without it.
 
-    Examples:
+    For example:
         chakra-capture analyze idle ./traces
         chakra-capture analyze idle ./traces --by detail --limit 40
         chakra-capture analyze idle ./traces --by phase name --step 5 --json
@@ -223,7 +234,7 @@ def launches(path: Path, /, *, options: Options = DEFAULTS) -> int:
     that are shorter than their launch call: the host cannot keep ahead of many
     of them.
 
-    Examples:
+    For example:
         chakra-capture analyze launches ./traces
         chakra-capture analyze launches ./traces --rank 0 --step 5 --json
 
@@ -253,7 +264,7 @@ def memory(path: Path, /, *, options: Options = DEFAULTS) -> int:
     is the time with such a copy and no kernel. Pageable host memory is copied
     in stages while the call waits: pinned memory is what non_blocking needs.
 
-    Examples:
+    For example:
         chakra-capture analyze memory ./traces
         chakra-capture analyze memory ./traces --rank 0 --json
 
@@ -267,6 +278,56 @@ def memory(path: Path, /, *, options: Options = DEFAULTS) -> int:
     subject = open_subject(path, options)
     table = copy_statistics(subject.traces, steps=subject.steps)
     return _show(Answer("memory", SCHEMA, table, _notes_on_devices(subject), _MEMORY), options)
+
+
+def communication(path: Path, /, *, waiting: Flag = False, options: Options = DEFAULTS) -> int:
+    """Communication by group, kind and size: waiting, bandwidth, overlap.
+
+    One row per process group, operation and class of sizes (two powers of 2).
+    "wait" is the time until the last rank it needs had arrived, only what is
+    after it is transfer, and bandwidth is of that: algorithm bandwidth is the
+    payload of the full result per rank by the transfer, bus bandwidth that
+    times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and
+    all_to_all. Where ranks are missing or their clocks cannot be compared
+    wait and bandwidth are not measured. Exposed is what no compute hides.
+
+    --waiting asks who waits: exposed communication by the op whose activity
+    comes next. What passes before that activity is launched is "host late":
+    nothing was queued to hide the transfer, and a faster network helps little.
+
+    Examples:
+        chakra-capture analyze communication ./traces
+        chakra-capture analyze communication ./traces --waiting --step 5-8
+        chakra-capture analyze communication ./traces --rank 0 --json
+
+    Parameters
+    ----------
+    path
+        Folder of a run, its merged folder, or one rank=<R> folder in it.
+    waiting
+        Show exposed communication by what waits for it.
+    """
+    import polars as pl
+
+    from chakra_capture.analysis import communication as classes
+    from chakra_capture.analysis import exposed
+
+    subject = open_subject(path, options)
+    if waiting:
+        table = exposed.waiting_ops(subject.traces, steps=subject.steps)
+        notes = _notes_on_devices(subject)
+        return _show(Answer("communication", exposed.SCHEMA, table, notes, _WAITING), options)
+    matched = subject.run.collectives
+    if matched is None:
+        raise TraceFileError(
+            f"the operations of {subject.run.folder} are not matched across its ranks. Merge them again, all at once."
+        )
+    mine = matched.filter(pl.col("rank").is_in([trace.rank for trace in subject.traces]))
+    if subject.steps is not None:
+        mine = mine.filter(pl.col("step").is_in(subject.steps))
+    kernels = pl.concat([exposed.exposed_of_kernels(trace) for trace in subject.traces])
+    table = classes.communication_statistics(mine, kernels)
+    return _show(Answer("communication", classes.SCHEMA, table, subject.notes, _COMMUNICATION), options)
 
 
 def _screen(by: Sequence[str], columns: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:

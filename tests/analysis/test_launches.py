@@ -21,7 +21,7 @@ def test_calls_delays_and_queues_of_a_stream(tmp_path: Path) -> None:
     # Calls at 0, 10, 20 take 4, 6, 8 us; the first kernel runs 5-65, so the others wait behind it.
     trace = TraceBuilder()
     for number, (at, dur, start, length) in enumerate([(0, 4, 5, 60), (10, 6, 65, 5), (20, 8, 70, 30)]):
-        trace.runtime("cudaLaunchKernel", at, dur, number).kernel("k", start, length, number)
+        trace.runtime("cudaLaunchKernel", at, dur, number + 1).kernel("k", start, length, number + 1)
     columns = ("call", "num_launches", "num_activities", "call_total_ns", "call_p50_ns", "call_p90_ns",
                "delay_p50_ns", "delay_p90_ns", "activity_p50_ns", "num_short", "queue_p50", "queue_max")  # fmt: skip
     assert_table(
@@ -36,7 +36,7 @@ def test_calls_delays_and_queues_of_a_stream(tmp_path: Path) -> None:
 def test_a_graph_is_one_call_of_many_activities(tmp_path: Path) -> None:
     path = require(CASES / "017-cuda-graph-one-launch-many-kernels" / "rank-0.json")
     table = launch_statistics([merge_files(tmp_path, WindowFiles(None, path))])
-    assert table.select("num_launches", "num_activities", "queue_max").rows() == [(1, 4, 4)]
+    assert table.select("num_launches", "num_activities", "queue_max").rows() == [(1, 3, 3), (1, 1, 1)]  # two streams
 
 
 def test_work_launched_before_the_window_is_in_no_queue(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ LAUNCH = st.tuples(st.integers(0, 60), st.integers(-5, 40), st.integers(0, 1))
 def test_queues_are_those_of_counting_and_never_below_zero(launches: list[tuple[int, int, int]]) -> None:
     trace = TraceBuilder().runtime("cudaFree", 0, 1, 900)
     for number, (at, lag, stream) in enumerate(launches):
-        trace.runtime("cudaLaunchKernel", at, 1, number).kernel("k", at + lag, 3, number, stream=stream)
+        trace.runtime("cudaLaunchKernel", at, 1, number + 1).kernel("k", at + lag, 3, number + 1, stream=stream)
     with tempfile.TemporaryDirectory() as folder:
         merged = trace.merged(Path(folder), host=False)
         table = launch_statistics([merged])

@@ -5,12 +5,14 @@ from pathlib import Path
 import pytest
 from builder import TraceBuilder
 from commands import refused, run
+from handed import CASES, load_json, require
 
 from chakra_capture.cli.analyze import analyze_app
 
 NAMES = sorted(name for name in analyze_app() if not name.startswith("-"))
 MODULES = {"device": "device", "idle": "idle", "kernels": "kernels", "operators": "operators", "launches": "launches",
-           "memory": "copies"}  # fmt: skip
+           "memory": "copies", "communication": "communication", "steps": "step_tables",
+    "phases": "phase_means", "input": "input_waits", "stragglers": "stragglers"}  # fmt: skip
 
 
 def small_run(folder: Path) -> Path:
@@ -78,3 +80,37 @@ def test_what_is_not_there_is_refused_in_one_sentence(tmp_path: Path) -> None:
     assert run("analyze", "device", folder, "--rank", "x").code == 2
     assert run("analyze", "nonsense", folder).code == 2
     assert run("analyze", "device").code == 2
+
+
+CASES_OF_DEVICE = (
+    "010-sub-microsecond-kernels", "011-events-without-args", "013-negative-and-zero-dur",
+    "014-duration-overflows-next-slice", "016-duplicate-launch-correlation", "017-cuda-graph-one-launch-many-kernels",
+    "018-launch-outside-window", "019-hip-launch-names", "021-gpu-user-annotations", "022-cuda-sync-not-compute",
+    "024-no-profilerstep",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES_OF_DEVICE)
+def test_busy_and_idle_time_of_handed_cases(case: str, tmp_path: Path) -> None:
+    folder = require(CASES / case)
+    expected = load_json(folder / "expect.json")
+    assert run("merge", "--device", folder / "rank-0.json", "-o", tmp_path).code == 0
+    rows = json.loads(run("analyze", "device", tmp_path, "--json").out)["rows"]
+    whole = [row for row in rows if row["step"] is None]
+    busy = expected.get("gpu_busy_us", expected.get("gpu_busy_us_clipped"))
+    assert sum(row["busy_ns"] for row in whole) == 1000 * busy
+    if "gpu_idle_in_step_us" in expected:
+        (step,) = [row for row in rows if row["step"] is not None]
+        assert (step["span_ns"], step["idle_ns"]) == (
+            1000 * expected["step_us"], 1000 * expected["gpu_idle_in_step_us"],
+        )  # fmt: skip
+    kinds = json.loads(run("analyze", "kernels", tmp_path, "--json").out)["rows"]
+    count = sum(row["count"] for row in kinds if row["kind"] == "kernel")
+    assert count == expected.get("kernels", count)
+
+
+def test_communication_kernels_of_every_name_are_communication(tmp_path: Path) -> None:
+    folder = require(CASES / "023-communication-kernel-names")
+    assert run("merge", "--device", folder / "rank-0.json", "-o", tmp_path).code == 0
+    (row,) = [r for r in json.loads(run("analyze", "device", tmp_path, "--json").out)["rows"] if r["step"] is None]
+    assert row["communication_ns"] == 1000 * load_json(folder / "expect.json")["comm_time_us"]
