@@ -1,6 +1,6 @@
 """Rows of one rank and the rows around them, walked all at once."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -27,25 +27,37 @@ def levels(parent: Int64, rows: Int64) -> Iterator[tuple[Int64, Int64]]:
 
 def nearest(parent: Int64, rows: Int64, accept: Bool) -> Int64:
     """The innermost accepted row around each row, itself included; -1 for none."""
-    return _found(parent, rows, accept, lambda found: found < 0)
+    return all_around(parent, rows, {"": accept}, {})[""]
 
 
 def outermost(parent: Int64, rows: Int64, accept: Bool) -> Int64:
     """The outermost accepted row around each row, itself included; -1 for none."""
-    return _found(parent, rows, accept, lambda found: np.ones(len(found), dtype=bool))
+    return all_around(parent, rows, {}, {"": accept})[""]
 
 
-def _found(parent: Int64, rows: Int64, accept: Bool, takes: Callable[[Int64], Bool]) -> Int64:
+def all_around(parent: Int64, rows: Int64, inner: Mapping[str, Bool], outer: Mapping[str, Bool]) -> dict[str, Int64]:
+    """The innermost rows of several kinds around each row, and the outermost of others, by name of the kind.
+
+    Args:
+        parent: the row around each row, -1 for none.
+        rows: where to begin; -1 for nowhere.
+        inner: by kind, which rows are accepted as the innermost.
+        outer: by kind, which rows are accepted as the outermost.
+    """
     # Many rows are asked for often: each is walked once.
     asked = np.zeros(len(parent), dtype=bool)
     asked[rows[rows >= 0]] = True
     some = np.flatnonzero(asked)
-    found = np.full(len(some), -1, dtype=np.int64)
+    found = {kind: np.full(len(some), -1, dtype=np.int64) for kind in (*inner, *outer)}
     for place, around in levels(parent, some):
-        taken = accept[around] & takes(found[place])
-        found[place[taken]] = around[taken]
-    number = np.cumsum(asked) - 1
-    return np.where(rows >= 0, found[number[rows]] if len(some) else -1, -1)
+        for kind, accept in inner.items():
+            taken = accept[around] & (found[kind][place] < 0)
+            found[kind][place[taken]] = around[taken]
+        for kind, accept in outer.items():
+            taken = accept[around]
+            found[kind][place[taken]] = around[taken]
+    number = np.where(rows >= 0, (np.cumsum(asked) - 1)[rows] if len(some) else -1, -1)
+    return {kind: np.append(values, -1)[number] for kind, values in found.items()}
 
 
 def without_equal_around(parent: Int64, group: Int64) -> Bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from chakra_capture.analysis.ancestry import nearest, outermost
+from chakra_capture.analysis.ancestry import all_around, nearest
 from chakra_capture.analysis.host_threads import HostThreads, ascending, picked
 from chakra_capture.annotations import BACKWARD
 from chakra_capture.merge import intervals
@@ -47,21 +47,22 @@ class HostStates:
 
 def host_states(threads: HostThreads, track: Int64, times: Int64, phases: "PhaseRuns") -> HostStates:
     """What the host does at some times, asked from the threads that launch next (-1: the busiest main thread)."""
-    marked, parent = threads.marked, threads.parent
-    has_op = marked.op | marked.runtime
     main = _main_of_tracks(threads)
     asked = np.where(track >= 0, track, _busiest_main(threads))
     row = threads.innermost(asked, times)
     fallback = (row < 0) & (asked != main[asked])
     asked_main = np.where(fallback, main[asked], asked)
     row = np.where(fallback, threads.innermost(asked_main, times), row)
-    is_open = nearest(parent, row, has_op) >= 0
-    is_input = nearest(parent, row, marked.loader) >= 0
-    row = _of_other_threads(threads, row, times, asked_main, ~is_open & ~is_input & (asked_main == main[asked]))
-    outer, inner = outermost(parent, row, marked.op), nearest(parent, row, marked.op)
-    loader, blocking = nearest(parent, row, marked.loader), nearest(parent, row, marked.blocking)
-    allocation, call = nearest(parent, row, marked.allocation), nearest(parent, row, marked.runtime)
-    barrier, annotation = nearest(parent, row, marked.barrier), nearest(parent, row, marked.annotation)
+    open_rows = _open_rows(threads, row)
+    is_free = (open_rows["op"] < 0) & (open_rows["call"] < 0) & (open_rows["loader"] < 0)
+    other = _of_other_threads(threads, times, asked_main, is_free & (asked_main == main[asked]))
+    changed = np.flatnonzero(other >= 0)
+    for kind, rows in _open_rows(threads, other[changed]).items():
+        open_rows[kind][changed] = rows
+    outer, inner, call, annotation = (open_rows[kind] for kind in ("outer", "op", "call", "annotation"))
+    loader, blocking, allocation, barrier = (
+        open_rows[kind] for kind in ("loader", "blocking", "allocation", "barrier")
+    )
     pending = _pending(threads, times) & (outer < 0) & (call < 0)
     in_backward = phases.is_backward(times)
     rules = (
@@ -76,7 +77,7 @@ def host_states(threads: HostThreads, track: Int64, times: Int64, phases: "Phase
     tests = [rule[0] for rule in rules]
     state = np.select(tests, [_CODE[rule[1]] for rule in rules], default=_CODE[BETWEEN])
     name = np.select(tests, [rule[2] for rule in rules], default=annotation)
-    detail = np.select(tests, [np.broadcast_to(rule[3], len(row)) for rule in rules], default=-1)
+    detail = np.select(tests, [np.broadcast_to(rule[3], len(times)) for rule in rules], default=-1)
     is_between = state >= _CODE[BETWEEN]
     after, before = _neighbours(threads, np.where(in_backward, asked, asked_main), times, is_between)
     return HostStates(state, name, detail, after, before)
@@ -93,9 +94,21 @@ def _busiest_main(threads: HostThreads) -> int:
     return threads.main_of[int(pids[counts.argmax()])]
 
 
-def _of_other_threads(threads: HostThreads, row: Int64, times: Int64, main: Int64, wanted: Bool) -> Int64:
-    """The row of another thread of the process with an op open, where one is wanted and there is one."""
-    row = row.copy()
+def _open_rows(threads: HostThreads, row: Int64) -> dict[str, Int64]:
+    """The open rows of each kind, given the innermost one: the innermost of a kind, of ops also the outermost."""
+    marked = threads.marked
+    inner = {
+        "op": marked.op, "call": marked.runtime, "annotation": marked.annotation, "loader": marked.loader,
+        "blocking": marked.blocking, "allocation": marked.allocation, "barrier": marked.barrier,
+    }  # fmt: skip
+    some = {kind: rows for kind, rows in inner.items() if rows.any()}
+    found = all_around(threads.parent, row, some, {"outer": marked.op})
+    return found | {kind: np.full(len(row), -1, dtype=np.int64) for kind in inner if kind not in some}
+
+
+def _of_other_threads(threads: HostThreads, times: Int64, main: Int64, wanted: Bool) -> Int64:
+    """The row of another thread of the process with an op open, where one is wanted and there is one; else -1."""
+    row = np.full(len(times), -1, dtype=np.int64)
     marked = threads.marked
     has_op = marked.op | marked.runtime
     counts = np.bincount(threads.track[marked.op], minlength=1)
