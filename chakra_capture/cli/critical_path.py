@@ -1,22 +1,11 @@
 """``chakra-capture analyze critical-path``: what the time of a step consists of, from its end back to its begin."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from cyclopts import Parameter
-
-from chakra_capture.cli.output import (
-    EXIT_OK,
-    console,
-    count_of,
-    duration,
-    make_table,
-    not_negative,
-    percent,
-    print_json,
-    shortened,
-    status,
-)
+from chakra_capture.cli.answers import Answer, show_answer
+from chakra_capture.cli.output import EXIT_OK, console, count_of, duration, make_table, percent, shortened, status
+from chakra_capture.cli.subject import DEFAULTS, Options, open_subject
 
 if TYPE_CHECKING:
     import polars as pl
@@ -25,14 +14,7 @@ if TYPE_CHECKING:
 _ROWS = 15
 
 
-def critical_path(
-    path: Path,
-    /,
-    *,
-    rank: Annotated[int | None, Parameter(validator=not_negative)] = None,
-    job: str | None = None,
-    json: Annotated[bool, Parameter(negative=())] = False,
-) -> int:
+def critical_path(path: Path, /, *, options: Options = DEFAULTS) -> int:
     """What the time of each step consists of: the chain of work that its end waited for.
 
     From the end of a step back over whatever had to be done last: a call waits
@@ -45,46 +27,47 @@ def critical_path(
     what is more than such a lag usually is, or begins though nothing in the trace
     says what it waited for; where it is much, do not trust the path.
 
-    Examples:
+    For example:
         chakra-capture analyze critical-path ./traces
-        chakra-capture analyze critical-path ./traces --rank 0 --json
+        chakra-capture analyze critical-path ./traces --rank 0 --step 5 --json
+
+    Of one rank alone, how long it waited for others is part of its communication.
 
     Parameters
     ----------
     path
-        Folder of a run, or of merged ranks.
-    rank
-        One rank alone; how long it waited for others then is part of its communication.
-    job
-        Job of a trace_dir that holds several runs; default: the newest.
-    json
-        Print JSON.
+        Folder of a run, its merged folder, or one rank=<R> folder in it.
     """
-    from chakra_capture.analysis import critical_path as analysis
-    from chakra_capture.cli.replayed import merged_ranks, nothing_timed, table_content
+    import polars as pl
 
-    run, chosen = merged_ranks(path, job, rank)
-    with status(f"walking the paths of {count_of(len(chosen), 'rank')}"):
-        table = analysis.critical_path(run, chosen)
+    from chakra_capture.analysis import critical_path as analysis
+    from chakra_capture.cli.replayed import nothing_timed
+
+    subject = open_subject(path, options)
+    with status(f"walking the paths of {count_of(len(subject.traces), 'rank')}"):
+        table = analysis.critical_path(subject.run, list(subject.traces))
     if table.is_empty():
         raise nothing_timed(path)
-    notes = _notes(table)
-    if json:
-        print_json(table_content("critical-path", analysis.SCHEMA, table, notes))
+    notes = (*subject.notes, *_notes(table))
+    if subject.steps is not None:
+        table = table.filter(pl.col("step").is_in(subject.steps))
+    if options.json:
+        show_answer(Answer("critical-path", analysis.SCHEMA, table, notes), limit=options.limit, as_json=True)
         return EXIT_OK
     out = console()
     for (window, number), rows in table.group_by("window", "rank", maintain_order=True):
-        _print_rank(out, f"Window {window}, rank {number}", rows)
+        _print_rank(out, f"Window {window}, rank {number}", rows, options.limit or _ROWS)
     for note in notes:
         out.print(f"note: {note}")
     return EXIT_OK
 
 
-def _print_rank(out: "Console", title: str, rows: "pl.DataFrame") -> None:
+def _print_rank(out: "Console", title: str, rows: "pl.DataFrame", limit: int) -> None:
     import polars as pl
 
     steps = rows.filter(pl.col("step").is_not_null())["step"].unique(maintain_order=True).to_list()
     whole = rows.filter(pl.col("step").is_null())
+    whole = rows if whole.is_empty() else whole  # some steps were asked for
     elapsed = _sum(whole)
     # One column for each step, while they fit on a screen.
     shown = steps if 1 < len(steps) <= 3 else []
@@ -101,7 +84,7 @@ def _print_rank(out: "Console", title: str, rows: "pl.DataFrame") -> None:
     by_name = whole.group_by("category", "name", "on_rank").agg(pl.col("total_ns").sum())
     for category, name, on_rank, total in (
         by_name.sort("total_ns", "category", "name", "on_rank", descending=[True, False, False, False])
-        .head(_ROWS)
+        .head(limit)
         .iter_rows()
     ):
         elsewhere = f" (rank {on_rank})" if on_rank is not None and on_rank != whole["rank"][0] else ""
