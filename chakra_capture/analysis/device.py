@@ -71,9 +71,15 @@ def device_breakdown(trace: MergedTrace) -> pl.DataFrame:
 
 
 def device_time(trace: MergedTrace) -> pl.DataFrame:
-    """Sum up the devices and windows; one row of ``TIMES``, no row without device activities."""
-    whole = device_breakdown(trace).filter(pl.col("step").is_null())
+    """Sum up the windows; one row of ``TIMES``, no row without device activities.
+
+    Of several devices of a rank the time in which any of them is busy counts once, as in the table steps.
+    """
+    activities, no_steps = device_activities(trace), trace.steps.clear()
+    windows = activities.partition_by("window", maintain_order=True)
+    rows = [times for mine in windows for _, times in _times(mine, no_steps, trace.device_tail_lost)]
     names = [column.name for column in TIMES]
+    whole = pl.DataFrame(rows, schema=pl.Schema({column.name: column.dtype for column in TIMES}))
     # A sum of nulls is 0 in polars: what is not measured stays so.
     sums = [pl.when(pl.col(name).is_not_null().all()).then(pl.col(name).sum()).alias(name) for name in names]
     return whole.select(sums) if whole.height else whole.select(names)

@@ -20,6 +20,7 @@ from chakra_capture.analysis.replay.graph import ReplayError
 from chakra_capture.analysis.replay.replay import Meeting, replay
 from chakra_capture.analysis.replay.rows import rows_of
 from chakra_capture.cli.critical_path import critical_path as command_critical_path
+from chakra_capture.cli.subject import Options
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.merged import MergedRun
 
@@ -212,14 +213,14 @@ def test_paths_of_random_traces_sum_to_their_time(trace, num_steps):
 
 def test_the_command_explains_its_columns_and_states_what_is_unexplained(merged, capsys):
     folder = merged(DLRM)
-    assert command_critical_path(folder, json=True) == 0
+    assert command_critical_path(folder, options=Options(json=True)) == 0
     said = json.loads(capsys.readouterr().out)
     assert (said["schema_version"], said["name"]) == (1, "critical-path")
     assert [column["name"] for column in said["columns"]] == [column.name for column in SCHEMA]
     assert all(column["meaning"] for column in said["columns"])
     assert sum(row["total_ns"] for row in said["rows"] if row["rank"] == 1 and row["step"] == 10) == 19_901_000
     assert any("of the path is unexplained" in note for note in said["notes"])
-    assert command_critical_path(folder, rank=1) == 0
+    assert command_critical_path(folder, options=Options(rank=["1"])) == 0
     assert "communication" in capsys.readouterr().out
 
 

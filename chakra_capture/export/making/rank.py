@@ -79,7 +79,7 @@ def _export(job: RankJob) -> RankExport:
     if not len(made.nodes):
         raise TraceFileError(
             f"{job.merged} has nothing in window {job.window} that took time: no op, call or device activity with a "
-            "start and an end. A host trace alone has no times; merge it with its device trace."
+            "start and an end. A host trace alone has no times. Merge it with its device trace."
         )
     if job.profile == Profile.ASTRA:
         content = astra_content(rows, made, job.operations, job.texts)
