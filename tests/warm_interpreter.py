@@ -144,6 +144,8 @@ def _main() -> None:
     with socket.socket(fileno=os.dup(0)) as control:
         request = _Forks(control).serve()
     arguments = _become(request)
+    # A shell has what it puts in the background ignore Ctrl-C, and what that starts, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     try:
         _run(arguments)
