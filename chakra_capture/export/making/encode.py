@@ -19,7 +19,7 @@ _ID, _DATA_DEPS, _START, _DURATION = 1, 5, 6, 7
 _CTRL_DEPS, _ATTR = 4, 10
 _ATTR_NAME, _ATTR_INT64 = 1, 9
 _VARINT, _BYTES = 0, 2
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
 # So many dependencies of a node go with its numbers, more into a field of their own.
 _FEW_DEPS = 4
 
@@ -72,13 +72,13 @@ def add_attribute(attribute: object, name: str, value: object) -> None:
         attribute.int64_list.values.extend(value)  # type: ignore[attr-defined]
 
 
-def encoded(nodes: Encodable) -> Iterator[bytes]:
+def encoded(nodes: Encodable) -> Iterator[bytes | memoryview]:
     """Give the records of all nodes, some thousand at a time."""
     for first in range(0, len(nodes), _BLOCK):
         yield _block(nodes, slice(first, min(first + _BLOCK, len(nodes))))
 
 
-def _block(nodes: Encodable, part: slice) -> bytes:
+def _block(nodes: Encodable, part: slice) -> bytes | memoryview:
     table = _Table(part.stop - part.start)
     table.number(_ID, nodes.ids[part])
     table.number(_START, nodes.start_us[part])

@@ -18,7 +18,9 @@ def is_built() -> bool:
     return load(_LIBRARY, _INTERFACE) is not None
 
 
-def weave(own: bytes, own_size: Int64, shared: Sequence[bytes], kind: Int64, *, compiled: bool = True) -> bytes:
+def weave(
+    own: bytes, own_size: Int64, shared: Sequence[bytes], kind: Int64, *, compiled: bool = True
+) -> bytes | memoryview:
     """Put records together.
 
     Args:
@@ -37,4 +39,4 @@ def weave(own: bytes, own_size: Int64, shared: Sequence[bytes], kind: Int64, *, 
     kind, own_size = np.ascontiguousarray(kind, dtype=np.int64), np.ascontiguousarray(own_size, dtype=np.int64)
     numbers = (own_size, np.frombuffer(b"".join(shared) or b"\0", dtype=np.uint8), first, kind, out)
     library.cc_weave(ctypes.c_int64(len(kind)), own, *(ctypes.c_void_p(one.ctypes.data) for one in numbers))
-    return out.tobytes()
+    return out.data
