@@ -92,13 +92,12 @@ def _block(nodes: Encodable, part: slice) -> bytes | memoryview:
         table.sized(_ATTR, head, values[part], values[part] != MISSING)
     first = nodes.data_first[part.start : part.stop + 1]
     table.repeated(_DATA_DEPS, first, nodes.data_deps)
-    kind, shared = nodes.kind[part], nodes.kinds
-    if len(many := np.flatnonzero(np.diff(first) > _FEW_DEPS)):
-        kind, shared = kind.copy(), [*shared]
-        for at in many.tolist():  # a kind of its own
-            more = _packed(_DATA_DEPS, nodes.data_deps[first[at] + _FEW_DEPS : first[at + 1]].tolist())
-            shared.append(shared[kind[at]] + more)
-            kind[at] = len(shared) - 1
+    used, kind = np.unique(nodes.kind[part], return_inverse=True)
+    shared = [nodes.kinds[one] for one in used.tolist()]
+    for at in np.flatnonzero(np.diff(first) > _FEW_DEPS).tolist():  # a kind of its own
+        more = _packed(_DATA_DEPS, nodes.data_deps[first[at] + _FEW_DEPS : first[at + 1]].tolist())
+        shared.append(shared[kind[at]] + more)
+        kind[at] = len(shared) - 1
     shared_size = np.array([len(one) for one in shared], dtype=np.int64)[kind]
     lengths = _Table(len(kind))
     lengths.varint(table.sizes + shared_size, None)
