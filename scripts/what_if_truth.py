@@ -1,14 +1,15 @@
-"""What-ifs against the truth: trainings that are recorded as they are, and recorded again with the change really made.
+"""What-ifs against the truth: trainings in which the change is really made, in every other step.
 
-    what_if_truth.py                          all cases, each run three times, before and after in turn
+    what_if_truth.py                          all cases, each run three times
     what_if_truth.py --cases layer --tries 5  some of them, more often
     what_if_truth.py --json
 
 Cases: a dataset's sleep removed, loaded by the loop (``input``) or by a worker (``worker``); a block of matrix products
 halved (``layer``); an all-reduce of a tenth of the size (``network``) and a rank that is late each step no longer late
-(``straggler``), both with two ranks on gloo. Of each try the median step of the run as it is, of the prediction from
-it, and of the changed run is printed, with the signed error of the prediction and that of predicting no change, both as
-parts of the changed step. The machine must be quiet: runs of one case differ by more than the bar when it is not.
+(``straggler``), both with two ranks on gloo. Steps of even number are as they are, those of odd number changed, so that
+a busy machine is busy for both; of ``worker``, whose batches come ahead of their step, the change is a run of its own.
+Of each try the median of the steps as they are, of their prediction and of the changed steps is printed, with the
+signed error of the prediction and that of predicting no change, both as parts of the changed step.
 Exit status: 0 the middle try of each case is within the bar and better than predicting no change, 1 not.
 """
 
@@ -36,11 +37,12 @@ class Case:
     asked: tuple[str, ...]
     ranks: int
     meaning: str
+    alternates: bool = True
 
 
 CASES = {
     "input": Case(("--remove", "input_wait"), 1, "sleep in the dataset removed, no workers"),
-    "worker": Case(("--remove", "input_wait"), 1, "sleep in the dataset removed, one worker"),
+    "worker": Case(("--remove", "input_wait"), 1, "sleep in the dataset removed, one worker", alternates=False),
     "layer": Case(("--scale", "op~^block$=0.5"), 1, "half of a block of matrix products"),
     "network": Case(("--scale", "comm~all_?reduce=0.1"), 2, "a tenth of what is reduced, two ranks"),
     "straggler": Case(("--scale", "op~^late$@1=0"), 2, "a late rank of two no longer late"),
@@ -68,8 +70,8 @@ class Try:
         return self.before / self.after - 1
 
 
-def train(case: str, *, is_changed: bool, folder: Path, rank: int) -> None:
-    """Train for some steps and record a window of them."""
+def train(case: str, *, all_changed: bool, folder: Path, rank: int) -> None:
+    """Train for some steps and record a window of them; of cases that alternate, change those of odd number."""
     import torch
     import torch.distributed as dist
     from torch.utils.data import DataLoader, Dataset
@@ -77,48 +79,51 @@ def train(case: str, *, is_changed: bool, folder: Path, rank: int) -> None:
     from chakra_capture import ChakraProfileConfig, capture
 
     torch.set_num_threads(1)
-    sleep_s = 0.0 if is_changed or case not in ("input", "worker") else SLEEP_S
+
+    def is_changed(step: int) -> bool:
+        return all_changed or (CASES[case].alternates and step % 2 == 1)
 
     class Data(Dataset[torch.Tensor]):
         def __len__(self) -> int:
             return STEPS
 
         def __getitem__(self, index: int) -> torch.Tensor:
-            time.sleep(sleep_s)
+            if case in ("input", "worker") and not is_changed(index):
+                time.sleep(SLEEP_S)
             return torch.ones(64) * index
 
     if CASES[case].ranks > 1:
         store = dist.FileStore(str(folder / "store"), CASES[case].ranks)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=CASES[case].ranks)
     network, weight = torch.nn.Linear(64, 64), torch.ones(300, 300)
+    whole, tenth = torch.ones(4_000_000), torch.ones(400_000)
     optimizer = torch.optim.SGD(network.parameters(), lr=0.01)
-    reduced = torch.ones((400_000 if is_changed else 4_000_000) if case == "network" else 1000)
-    products = (20 if is_changed else 40) if case == "layer" else 10
     config = ChakraProfileConfig(
         enabled=True, start_step=FIRST, end_step=LAST, trace_dir=str(folder / "traces"), phases=False
     )
     data = DataLoader(Data(), batch_size=1, num_workers=1 if case == "worker" else 0)
     with capture(config) as session:
-        for _, batch in session.steps(data):
-            with torch.profiler.record_function("block"), torch.no_grad():
-                for _ in range(products):
+        for step, batch in session.steps(data):
+            changed = is_changed(step)
+            with torch.profiler.record_function("half block" if changed else "block"), torch.no_grad():
+                for _ in range((20 if changed else 40) if case == "layer" else 10):
                     torch.mm(weight, weight)
-            if case == "straggler" and rank == 1 and not is_changed:
+            if case == "straggler" and rank == 1 and not changed:
                 with torch.profiler.record_function("late"):
                     time.sleep(LATE_S)
             network(batch).sum().backward()
             if CASES[case].ranks > 1:
-                dist.all_reduce(reduced)
+                dist.all_reduce(tenth if case != "network" or changed else whole)
             optimizer.step()
             optimizer.zero_grad()
     if CASES[case].ranks > 1:
         dist.destroy_process_group()
 
 
-def recorded(case: str, *, is_changed: bool, folder: Path) -> Path:
+def recorded(case: str, folder: Path, *, all_changed: bool = False) -> Path:
     """Train in processes of their own, merge, and return the folder of the run."""
     folder.mkdir(parents=True)
-    call = [sys.executable, __file__, "--job", case, "--folder", str(folder), *(["--changed"] if is_changed else [])]
+    call = [sys.executable, __file__, "--job", case, "--folder", str(folder), *(["--changed"] if all_changed else [])]
     ranks = range(CASES[case].ranks)
     noise = folder / "stderr"
     with noise.open("wb") as file:
@@ -142,22 +147,24 @@ def command(*args: object) -> str:
     return subprocess.run(call, check=True, capture_output=True, text=True, timeout=180).stdout
 
 
-def steps_of(run: Path, column: str, *asked: str) -> float:
-    """Median over the steps of all ranks of a column that what-if gives, the window's first and last step left out."""
+def steps_of(run: Path, column: str, chosen: range, *asked: str) -> float:
+    """Median over some steps of all ranks of a column that what-if gives."""
     rows = json.loads(command("what-if", run, *(asked or ("--scale", "cpu=1")), "--json"))["rows"]
-    return statistics.median(row[column] for row in rows if row["step"] is not None and FIRST < row["step"] < LAST)
+    return statistics.median(row[column] for row in rows if row["step"] in chosen)
 
 
 def tried(case: str, folder: Path) -> Try:
-    """Record as it is and with the change, predict the one from the other."""
-    before = recorded(case, is_changed=False, folder=folder / "before")
-    after = recorded(case, is_changed=True, folder=folder / "after")
+    """Record steps as they are and changed, predict the ones from the others."""
+    # The first and the last step of a window have parts of the recording in them.
+    even, odd = range(FIRST + 1, LAST, 2), range(FIRST + 2, LAST, 2)
+    run = recorded(case, folder / "run")
+    changed = run if CASES[case].alternates else recorded(case, folder / "changed", all_changed=True)
     asked = CASES[case].asked
     return Try(
-        steps_of(before, "measured_ns"),
-        steps_of(before, "fastest_ns", *asked),
-        steps_of(before, "slowest_ns", *asked),
-        steps_of(after, "measured_ns"),
+        steps_of(run, "measured_ns", even),
+        steps_of(run, "fastest_ns", even, *asked),
+        steps_of(run, "slowest_ns", even, *asked),
+        steps_of(changed, "measured_ns", odd),
     )
 
 
@@ -199,7 +206,7 @@ def main() -> int:
     parser.add_argument("--changed", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.job:
-        train(given.job, is_changed=given.changed, folder=Path(given.folder), rank=given.rank)
+        train(given.job, all_changed=given.changed, folder=Path(given.folder), rank=given.rank)
         return 0
     say = (lambda _: None) if given.json else print
     say("| case | before, ms | predicted | after | error | of no change |\n|---|---|---|---|---|---|")

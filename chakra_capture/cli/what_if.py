@@ -62,8 +62,10 @@ def what_if(
     --scale WHAT[~NAME][@RANK]=FACTOR, as often as you like. NAME is a regular
     expression, upper or lower case. WHAT is one of
 
-        kernel   kernels that compute       comm    collectives, not the waits in them
-        memory   copies and memsets         device  all of these
+        kernel   kernels that compute
+        comm     collectives, not the waits for other ranks in them
+        memory   copies and memsets
+        device   all of these
         op       an operator and all it calls and launches (needs a NAME)
         self     CPU time of operators alone (needs a NAME)
         cpu      CPU time, with what is called
