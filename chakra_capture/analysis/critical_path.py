@@ -4,18 +4,20 @@ From the end of a step back over whatever set each point's time in the replay (s
 step's begin. At a collective that ranks met in, the path goes on with the rank that came last.
 """
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
 import polars as pl
 
 from chakra_capture.analysis.replay.calibrated import KINDS, NONE, Calibrated, calibrate
-from chakra_capture.analysis.replay.path import Stretch, Walker
+from chakra_capture.analysis.replay.path import Stretches, Walker
 from chakra_capture.analysis.replay.replay import RankReplay, replay
 from chakra_capture.analysis.replay.rows import ACTIVITY_KINDS
 from chakra_capture.analysis.replay.run import windows_of
 from chakra_capture.annotations import INPUT_WAIT
+from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedRun, MergedTrace
 from chakra_capture.trace.schema import Column
 
@@ -40,6 +42,10 @@ _LAGS = {
     "queue": "wait_lag", "event_wait": "wait_lag", "contention": "wait_lag", "collective": "communication",
     "input": "input", "begin": "unexplained",
 }  # fmt: skip
+_NUMBER = {name: number for number, name in enumerate(CATEGORIES)}
+_OF_ROW = NONE
+_OUTSIDE = -2
+_NAMED = ("category", "name", "phase", "on_rank")
 # Lags up to this much over what is usual are as lags vary; as in the replay's own unexplained waits.
 _UNEXPLAINED_NS = 50_000
 
@@ -59,30 +65,27 @@ SCHEMA = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A part of a critical path; parts follow each other without a gap.
+class Path:
+    """The critical path of a step of a rank; ``step`` None: of all steps.
 
     Attributes:
-        row: number of the row in its rank's window, -1 for none.
-        begin, end: ns on the clock that all ranks share.
+        parts: of ``PARTS``, the first first; they follow each other without a gap.
     """
-
-    category: str
-    on_rank: int | None
-    row: int
-    name: str | None
-    phase: str | None
-    begin: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The critical path of a step of a rank, first part first; ``step`` None: of all steps."""
 
     rank: int
     step: int | None
-    parts: list[Part]
+    parts: pl.DataFrame
+
+
+CATEGORY = pl.Enum([*CATEGORIES])
+PARTS: dict[str, pl.DataType | type[pl.DataType]] = {
+    "category": CATEGORY,
+    "name": pl.String,
+    "phase": pl.String,
+    "on_rank": pl.Int32,
+    "begin_ns": pl.Int64,
+    "end_ns": pl.Int64,
+}
 
 
 def critical_path(run: MergedRun, traces: list[MergedTrace]) -> pl.DataFrame:
@@ -91,20 +94,23 @@ def critical_path(run: MergedRun, traces: list[MergedTrace]) -> pl.DataFrame:
     Raises:
         ReplayError: the dependencies of a window go round in a circle.
     """
-    rows = []
+    schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
+    tables = [pl.DataFrame(schema=schema)]
     for (window, meetings, clocks), ranks in windows_of(run, traces):
         if ranks:
-            for path in Paths(calibrate(replay(ranks, meetings, clocks, inputs=True))).all():
-                rows += _summed(window, path)
-    schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
+            paths = Paths(calibrate(replay(ranks, meetings, clocks, inputs=True)))
+            summed = (_summed(window, path) for path in paths.all())
+            tables += [one.select(pl.col(name).cast(dtype) for name, dtype in schema.items()) for one in summed]
     order = ["window", "rank", "step", "total_ns", "category", "name", "phase", "on_rank"]
-    return pl.DataFrame(rows, schema=schema, orient="row").sort(
-        order, descending=[name == "total_ns" for name in order], nulls_last=True
-    )
+    return pl.concat(tables).sort(order, descending=[name == "total_ns" for name in order], nulls_last=True)
 
 
 class Paths:
-    """Critical paths of a replay whose lags are as recorded."""
+    """Critical paths of a replay whose lags are as recorded.
+
+    Raises:
+        ReplayError: the dependencies go round in a circle.
+    """
 
     def __init__(self, model: Calibrated) -> None:
         self._model = model
@@ -119,14 +125,23 @@ class Paths:
 
     def whole(self, rank: int) -> Path:
         """Of the window of a rank."""
-        points = all_points(self._model.replay.ranks[rank])
-        first, last = (choose(points, key=lambda at: self._model.times[at]) for choose in (min, max))
-        return Path(rank, None, self.between(rank, first, last))
+        points = np.array(all_points(self._model.replay.ranks[rank]))
+        first, last = (points[choose(self._model.times[points])] for choose in (np.argmin, np.argmax))
+        return Path(rank, None, self.between(rank, int(first), int(last)))
 
-    def between(self, rank: int, begin: int, end: int) -> list[Part]:
-        """What the time between two points of a rank consists of, first part first."""
-        found = self._walker.walk(end, int(self._model.times[begin]))
-        return [part for stretch in found for part in self._namer.parts(rank, stretch)][::-1]
+    def between(self, rank: int, begin: int, end: int) -> pl.DataFrame:
+        """What the time between two points of a rank consists of; rows of ``PARTS``."""
+        return self._namer.named(rank, self._walker.walk(end, int(self._model.times[begin])))
+
+
+def _summed(window: int, path: Path) -> pl.DataFrame:
+    """Rows of ``SCHEMA``, in no order."""
+    total = (pl.col("end_ns") - pl.col("begin_ns")).sum()
+    found = path.parts.group_by("category", "name", "phase", "on_rank").agg(count=pl.len(), total_ns=total)
+    return found.with_columns(
+        window=pl.lit(window), rank=pl.lit(path.rank), step=pl.lit(path.step, dtype=pl.Int64),
+        share=pl.col("total_ns") / pl.col("total_ns").sum(),
+    )  # fmt: skip
 
 
 def step_points(one: RankReplay) -> list[tuple[int, int, int]]:
@@ -149,82 +164,129 @@ class _Namer:
     """What the stretches of paths are."""
 
     def __init__(self, model: Calibrated) -> None:
-        self._ranks = [(rank, model.replay.ranks[rank]) for rank in model.ranks]
-        self._rank, self._row, self._kind = model.rank.tolist(), model.row.tolist(), model.kind.tolist()
-        self._phases = [_Phases(one) for _, one in self._ranks]
-        self._dst = model.dst.tolist()
-        self._starts = [{*one.activities.starts.values()} for _, one in self._ranks]
-        self._rank_of = {point: number for number, (_, one) in enumerate(self._ranks) for point in all_points(one)}
+        self._model = model
+        self._ranks = [_NamedRank(model.replay.ranks[rank]) for rank in model.ranks]
+        self._of_kind = np.array([_NUMBER[_LAGS[kind]] if kind in _LAGS else _OF_ROW for kind in KINDS])
 
-    def parts(self, rank: int, stretch: Stretch) -> Iterator[Part]:
-        """What a stretch of a rank's path is, last part first."""
-        if stretch.edge == NONE:
-            yield self._rootless(rank, stretch)
-            return
-        number, row, kind = self._rank[stretch.edge], self._row[stretch.edge], KINDS[self._kind[stretch.edge]]
-        on_rank, one = self._ranks[number]
-        phase = one.rows.phase[row] if row != NONE else self._phases[number].at(self._dst[stretch.edge])
-        category = _LAGS.get(kind) or _category(one, row, phase)
-        name = one.rows.name[row] if row != NONE else None
-        excess = stretch.excess_ns if stretch.excess_ns > _UNEXPLAINED_NS else 0
-        cut = stretch.end - excess
-        if excess:
-            yield Part("unexplained", on_rank, row, name, phase, cut, stretch.end)
-        if stretch.begin < cut:
-            yield Part(category, on_rank, row, name, phase, stretch.begin, cut)
+    def named(self, rank: int, found: Stretches) -> pl.DataFrame:
+        """Name the stretches of a rank's path; what is much more than usual becomes a part of its own."""
+        excess = np.where(found.excess > _UNEXPLAINED_NS, found.excess, 0)
+        cut = found.end - excess
+        named = self._named(rank, found)
+        usual = named.with_columns(begin_ns=pl.lit(found.begin), end_ns=pl.lit(cut))
+        more = named.with_columns(
+            category=pl.lit("unexplained", dtype=CATEGORY), begin_ns=pl.lit(cut), end_ns=pl.lit(found.end)
+        )
+        return (
+            pl.concat([usual.filter(found.begin < cut), more.filter(excess > 0)]).sort("begin_ns").select(PARTS.keys())
+        )
 
-    def _rootless(self, rank: int, stretch: Stretch) -> Part:
-        """What comes before a point that waits for nothing that is known."""
-        number = self._rank_of.get(stretch.point)
-        on_rank, one = (None, None) if number is None else self._ranks[number]
-        is_activity = one is not None and stretch.point in self._starts[number or 0]
-        category = "not_recorded" if is_activity or on_rank != rank else "unexplained"
-        return Part(category, on_rank, NONE, None, None, stretch.begin, stretch.end)
+    def _named(self, rank: int, found: Stretches) -> pl.DataFrame:
+        """Category, name, phase and rank of every stretch."""
+        model, known = self._model, found.edge != NONE
+        edge = np.maximum(found.edge, 0)
+        number = np.where(known, model.rank[edge], NONE) if len(model.rank) else np.full(len(edge), NONE)
+        tables, places = [], []
+        for place, one in enumerate(self._ranks):
+            mine = np.flatnonzero(number == place)
+            if len(mine):
+                edges = edge[mine]
+                row = model.row[edges]
+                category = self._of_kind[model.kind[edges]]
+                category = np.where(category == _OF_ROW, one.category_of(row), category)
+                tables.append(one.table(row, category, model.dst[edges], model.ranks[place]))
+                places.append(mine)
+        rest = np.flatnonzero(number == NONE)
+        if len(rest):
+            tables.append(self._rootless(rank, found.point[rest]))
+            places.append(rest)
+        if not tables:
+            return pl.DataFrame(schema={name: PARTS[name] for name in _NAMED})
+        return pl.concat(tables)[np.argsort(np.concatenate(places))]
+
+    def _rootless(self, rank: int, points: Int64) -> pl.DataFrame:
+        """What comes before points that wait for nothing that is known."""
+        model = self._model
+        rows = []
+        for point in points.tolist():
+            number = int(model.point_rank[point])
+            is_activity = number != NONE and point in self._ranks[number].starts
+            on_rank = None if number == NONE else model.ranks[number]
+            category = "not_recorded" if is_activity or on_rank != rank else "unexplained"
+            rows.append((category, None, None, on_rank))
+        return pl.DataFrame(rows, schema={name: PARTS[name] for name in _NAMED}, orient="row")
 
 
-class _Phases:
-    """Phases of time between rows: that of what runs before and after, if it is one."""
+class _NamedRank:
+    """Names, phases and categories of the rows of a rank."""
 
     def __init__(self, one: RankReplay) -> None:
-        self._place = {
-            point: (thread, mark)
-            for thread in one.threads.of_track.values()
-            for mark, point in enumerate(thread.points)
-        }
-        self._phase = one.rows.phase
+        self._one = one
+        self._names, self._row_phases = pl.Series(one.rows.name), pl.Series(one.rows.phase, dtype=pl.String)
 
-    def at(self, point: int) -> str | None:
-        """Phase of the segment that ends at a point."""
-        if point not in self._place:
-            return None
-        thread, mark = self._place[point]
-        owners = [thread.owners[at] for at in (mark - 2, mark) if 0 <= at < len(thread.owners)]
-        near = {self._phase[owner] if owner != NONE else None for owner in owners}
-        return near.pop() if len(near) == 1 else None
+    @cached_property
+    def starts(self) -> set[int]:
+        """Points where device activities start."""
+        return {*self._one.activities.starts.values()}
+
+    @cached_property
+    def _category(self) -> Int64:
+        """Category of each row where it runs itself, as its number."""
+        rows, gloo = self._one.rows, self._one.gloo.starts
+        kind = np.array(rows.kind)
+        is_activity, is_collective = np.isin(kind, [*ACTIVITY_KINDS]), np.array(rows.is_collective, dtype=bool)
+        is_gloo = np.zeros(len(rows), dtype=bool)
+        is_gloo[[*gloo]] = True
+        chosen = [
+            ("communication", (is_collective & is_activity) | is_gloo),
+            ("kernel", kind == "kernel"),
+            ("memory", is_activity),
+            ("input", (self._row_phases == INPUT_WAIT).fill_null(value=False).to_numpy()),
+            ("runtime", kind == "runtime"),
+        ]
+        found = np.select([mask for _, mask in chosen], [_NUMBER[name] for name, _ in chosen], _NUMBER["op"])
+        return np.asarray(found, dtype=np.int64)
+
+    @cached_property
+    def _phase_at(self) -> tuple[Int64, list[str]]:
+        """Of points on threads the phase of the segment that ends there: that of what runs around it, if it is one."""
+        names = [*dict.fromkeys(phase for phase in self._one.rows.phase if phase is not None)]
+        of_name = {name: number for number, name in enumerate(names)}
+        of_row = np.array([NONE if phase is None else of_name[phase] for phase in self._one.rows.phase], dtype=np.int64)
+        threads = [*self._one.threads.of_track.values()]
+        last = max((max(thread.points) for thread in threads), default=-1)
+        found = np.full(last + 1, NONE, dtype=np.int64)
+        for thread in threads:
+            owners = np.asarray(thread.owners, dtype=np.int64)
+            phases = np.where(owners == NONE, NONE, of_row[owners])
+            # Mark k ends segment k - 1: between the owners of segments k - 2 and k.
+            before, after = np.append([_OUTSIDE, _OUTSIDE], phases)[: len(thread.points)], np.append(phases, _OUTSIDE)
+            before = np.where(before == _OUTSIDE, after, before)
+            after = np.where(after == _OUTSIDE, before, after)
+            found[thread.points] = np.where((before == after) & (before >= 0), before, NONE)
+        return found, names
+
+    def category_of(self, row: Int64) -> Int64:
+        """Category of what runs, as its number; -1 for nobody's row."""
+        return np.where(row == NONE, _NUMBER["python"], self._category[row] if len(self._category) else NONE)
+
+    def table(self, row: Int64, category: Int64, point: Int64, rank: int) -> pl.DataFrame:
+        """Category, name, phase and rank of parts that end at points; ``row`` -1 for nobody's."""
+        at, names = self._phase_at
+        is_there = point < len(at)
+        between = np.where(is_there, at[np.where(is_there, point, 0)] if len(at) else NONE, NONE)
+        rows, phase = _places(row), _places(np.where(row == NONE, between, NONE))
+        return pl.DataFrame(
+            {
+                "category": pl.Series([*CATEGORIES], dtype=CATEGORY).gather(category),
+                "name": self._names.gather(rows),
+                "phase": self._row_phases.gather(rows).fill_null(pl.Series(names, dtype=pl.String).gather(phase)),
+                "on_rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, len(row)),
+            }
+        )
 
 
-def _category(one: RankReplay, row: int, phase: str | None) -> str:
-    if row == NONE:
-        return "python"
-    kind = one.rows.kind[row]
-    if one.rows.is_collective[row] and (kind in ACTIVITY_KINDS or row in one.gloo.starts):
-        return "communication"
-    if row in one.gloo.starts:
-        return "communication"
-    if kind in ACTIVITY_KINDS:
-        return "kernel" if kind == "kernel" else "memory"
-    if phase == INPUT_WAIT:
-        return "input"
-    return "runtime" if kind == "runtime" else "op"
-
-
-def _summed(window: int, path: Path) -> list[tuple[object, ...]]:
-    total: dict[tuple[str, str | None, str | None, int | None], list[int]] = defaultdict(list)
-    for part in path.parts:
-        name = part.name if part.category != "python" else None
-        total[part.category, name, part.phase, part.on_rank].append(part.end - part.begin)
-    elapsed = sum(sum(times) for times in total.values())
-    return [
-        (window, path.rank, path.step, *key, len(times), sum(times), sum(times) / elapsed if elapsed else 0.0)
-        for key, times in total.items()
-    ]
+def _places(numbers: Int64) -> pl.Series:
+    """Numbers to gather by; null for -1."""
+    found = pl.Series(numbers)
+    return found.set(found == NONE, None)

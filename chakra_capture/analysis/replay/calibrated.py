@@ -5,11 +5,15 @@ class, and never more than was recorded. So all points stand where they stood, w
 dependencies are (a replay with one median per class does), and any change is one from the measurement.
 """
 
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
 
+from chakra_capture.analysis.replay.graph import ReplayError
 from chakra_capture.analysis.replay.knots import Knots
 from chakra_capture.analysis.replay.replay import Replay
 from chakra_capture.trace.columns import Int64
@@ -28,7 +32,7 @@ NONE = -1
 NEVER = -(1 << 60)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Calibrated:
     """Points and edges as arrays, with lags that give the recorded times.
 
@@ -38,6 +42,7 @@ class Calibrated:
         times: base times of all points, ns; but within calls that waited, as recorded.
         rank: of each edge, a number in ``ranks``; of one between ranks that of its end.
         row: of each edge: what runs on it, or waits on it; -1 for nobody.
+        point_rank: of each point, a number in ``ranks``; -1 for what no rank has alone.
     """
 
     replay: Replay
@@ -50,14 +55,27 @@ class Calibrated:
     ranks: list[int]
     rank: Int64
     row: Int64
-    knots: Knots
+    point_rank: Int64
+
+    @cached_property
+    def knots(self) -> Knots:
+        """What is left of the graph when chains are one edge.
+
+        Raises:
+            ReplayError: the dependencies go round in a circle.
+        """
+        return Knots.of(self.replay.graph, self.replay.graph.order(), self.src, self.dst)
 
     def is_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
         """Which edges are of some kinds."""
         return np.isin(self.kind, [_CODE[kind] for kind in kinds])
 
     def solve(self, lag: Int64) -> Int64:
-        """Times of all points with other lags, ns."""
+        """Times of all points with other lags, ns.
+
+        Raises:
+            ReplayError: the dependencies go round in a circle.
+        """
         return self.knots.solve(lag)
 
     def reasons(self, times: Int64, lag: Int64) -> Int64:
@@ -72,11 +90,10 @@ def calibrate(replay: Replay) -> Calibrated:
     graph = replay.graph
     src, dst, usual = (np.asarray(given, dtype=np.int64) for given in (graph.src, graph.dst, graph.lag))
     kind = np.array([_CODE[name] for name in graph.kind], dtype=np.int8)
-    order = graph.order()
-    times = _base_times(replay, order)
-    slack = times[dst] - times[src]
-    inner = np.zeros(len(times), dtype=bool)
+    inner = np.zeros(len(graph.recorded), dtype=bool)
     inner[_inner(replay)] = True
+    times = _base_times(replay, src, dst, inner)
+    slack = times[dst] - times[src]
     is_binding = np.zeros(len(src), dtype=bool)
     binding = _first_of_each(src, dst, kind, slack - usual, len(times))
     is_binding[binding[binding != NONE]] = True
@@ -84,10 +101,8 @@ def calibrate(replay: Replay) -> Calibrated:
     stands[[point for point, time in graph.anchors.items() if time == graph.recorded[point]]] = True
     is_binding &= ~stands[dst] & ~inner[dst]
     lag = np.where(is_binding, slack, np.minimum(_low_lags(kind, usual, slack, is_binding), slack))
-    rank, row = _owners(replay, src, dst, kind)
-    return Calibrated(
-        replay, src, dst, kind, usual, lag, times, [*replay.ranks], rank, row, Knots.of(graph, order, src, dst)
-    )
+    rank, row, point_rank = _owners(replay, src, dst, kind)
+    return Calibrated(replay, src, dst, kind, usual, lag, times, [*replay.ranks], rank, row, point_rank)
 
 
 def _inner(replay: Replay) -> list[int]:
@@ -101,18 +116,23 @@ def _inner(replay: Replay) -> list[int]:
     return found
 
 
-def _base_times(replay: Replay, order: list[int]) -> Int64:
+def _base_times(replay: Replay, src: Int64, dst: Int64, inner: npt.NDArray[np.bool_]) -> Int64:
     """Recorded times; of points within a wait, as early as they can be: else the wait would be a cost."""
-    graph, times = replay.graph, [*replay.graph.recorded]
-    inner = {*_inner(replay)}
-    incoming: dict[int, list[int]] = {point: [] for point in inner}
-    for edge, dst in enumerate(graph.dst):
-        if dst in inner:
-            incoming[dst].append(edge)
-    for point in order if inner else ():
-        if point in inner and incoming[point]:
-            times[point] = min(times[point], max(times[graph.src[edge]] + graph.lag[edge] for edge in incoming[point]))
-    return np.asarray(times, dtype=np.int64)
+    graph = replay.graph
+    times = np.asarray(graph.recorded, dtype=np.int64)
+    incoming: dict[int, list[int]] = defaultdict(list)
+    for edge in np.flatnonzero(inner[dst]).tolist():
+        incoming[graph.dst[edge]].append(edge)
+    outside = {point for point in np.unique(src[inner[dst]]).tolist() if not inner[point]}
+    before = {point: {graph.src[edge] for edge in edges} - outside for point, edges in incoming.items()}
+    try:
+        order = [*TopologicalSorter(before).static_order()]
+    except CycleError as error:
+        raise ReplayError(f"points within a wait wait for each other in a circle: {error.args[1][:5]}.") from error
+    for point in order:
+        if edges := incoming.get(point):
+            times[point] = min(times[point], max(int(times[graph.src[edge]]) + graph.lag[edge] for edge in edges))
+    return times
 
 
 def _first_of_each(
@@ -142,8 +162,8 @@ def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, is_binding
     return low
 
 
-def _owners(replay: Replay, src: Int64, dst: Int64, kind: npt.NDArray[np.int8]) -> tuple[Int64, Int64]:
-    """Rank and row of each edge."""
+def _owners(replay: Replay, src: Int64, dst: Int64, kind: npt.NDArray[np.int8]) -> tuple[Int64, Int64, Int64]:
+    """Rank and row of each edge, rank of each point."""
     num_points = len(replay.graph.recorded)
     rank_at, begins, ends = (np.full(num_points, NONE, dtype=np.int64) for _ in range(3))
     for number, one in enumerate(replay.ranks.values()):
@@ -159,4 +179,4 @@ def _owners(replay: Replay, src: Int64, dst: Int64, kind: npt.NDArray[np.int8]) 
     of_start = np.isin(kind, [_CODE[name] for name in ("launch", "stream_order", "event_wait", "contention")])
     row = np.where(at_begin, begins[src], np.where(of_start, begins[dst], ends[dst]))
     rank = np.where(rank_at[dst] == NONE, rank_at[src], rank_at[dst])
-    return rank, row
+    return rank, row, rank_at

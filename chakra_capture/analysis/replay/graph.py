@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from chakra_capture.errors import ChakraCaptureError
 
 
@@ -26,6 +28,19 @@ class Graph:
         self.recorded.append(recorded)
         return len(self.recorded) - 1
 
+    def points(self, recorded: list[int]) -> list[int]:
+        """Add points and return their numbers."""
+        first = len(self.recorded)
+        self.recorded += recorded
+        return [*range(first, len(self.recorded))]
+
+    def chain(self, points: list[int], lags: list[int], kind: str) -> None:
+        """Add an edge from each of some points to the next."""
+        self.src += points[:-1]
+        self.dst += points[1:]
+        self.lag += lags
+        self.kind += [kind] * len(lags)
+
     def edge(self, src: int, dst: int, lag: int, kind: str) -> None:
         """Add an edge; ``lag`` (ns) may be negative."""
         self.src.append(src)
@@ -42,12 +57,12 @@ class Graph:
         times: list[int | None] = [None] * len(self.recorded)
         for point, anchor in self.anchors.items():
             times[point] = anchor
-        outgoing, lag, dst_of = self._outgoing(), self.lag, self.dst
-        for point in self._order(outgoing):
+        (first, edges), lag, dst_of = self._outgoing(), self.lag, self.dst
+        for point in self.order():
             time = times[point]
             if time is None:
                 time = times[point] = self.recorded[point]
-            for edge in outgoing[point]:
+            for edge in edges[first[point] : first[point + 1]]:
                 dst, reached = dst_of[edge], time + lag[edge]
                 before = times[dst]
                 times[dst] = reached if before is None else max(before, reached)
@@ -59,23 +74,12 @@ class Graph:
         Raises:
             ReplayError: the edges go round in a circle.
         """
-        return self._order(self._outgoing())
-
-    def _outgoing(self) -> list[list[int]]:
-        outgoing: list[list[int]] = [[] for _ in self.recorded]
-        for edge, src in enumerate(self.src):
-            outgoing[src].append(edge)
-        return outgoing
-
-    def _order(self, outgoing: list[list[int]]) -> list[int]:
-        num_points = len(self.recorded)
-        missing = [0] * num_points
-        for dst in self.dst:
-            missing[dst] += 1
+        num_points, (first, edges), dst_of = len(self.recorded), self._outgoing(), self.dst
+        missing = np.bincount(np.asarray(dst_of, dtype=np.int64), minlength=num_points).tolist()
         found = [point for point in range(num_points) if not missing[point]]
         for point in found:  # which grows meanwhile
-            for edge in outgoing[point]:
-                dst = self.dst[edge]
+            for edge in edges[first[point] : first[point + 1]]:
+                dst = dst_of[edge]
                 missing[dst] -= 1
                 if not missing[dst]:
                     found.append(dst)
@@ -87,3 +91,9 @@ class Graph:
                 "This is a fault of the replay: please report it with the trace."
             )
         return found
+
+    def _outgoing(self) -> tuple[list[int], list[int]]:
+        """All edges by the point that they leave, and of each point the place of its first one there."""
+        src = np.asarray(self.src, dtype=np.int64)
+        first = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=len(self.recorded)))))
+        return first.tolist(), np.argsort(src, kind="stable").tolist()

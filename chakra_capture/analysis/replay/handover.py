@@ -7,7 +7,8 @@ off.)
 
 from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.analysis.replay.rows import Rows, Track
-from chakra_capture.analysis.replay.threads import NOBODY, Thread, Threads
+from chakra_capture.analysis.replay.threads import Thread, Threads
+from chakra_capture.merge.segments import NOBODY
 from chakra_capture.merge.stretches import Stretches, find_handovers
 
 

@@ -4,8 +4,9 @@ CPU segments cost what they took; starts on the device, waits for it, and waits 
 mode: one median lag per class and trace). The rules, their order and the constants are those measured on real traces.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from chakra_capture.analysis.replay.activities import Activities, add_launches, read_activities, span
 from chakra_capture.analysis.replay.gloo import GlooOperations, add_gloo
@@ -57,19 +58,26 @@ class Met:
     transfer: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Replay:
     """Ranks replayed together.
 
     Attributes:
         met: parts in collectives that several ranks were replayed together in.
-        times: when each point is reached, ns on the clock of the recorded times.
     """
 
     graph: Graph
     ranks: dict[int, RankReplay]
     met: list[Met]
-    times: list[int]
+
+    @cached_property
+    def times(self) -> list[int]:
+        """When each point is reached, ns on the clock of the recorded times.
+
+        Raises:
+            ReplayError: the dependencies go round in a circle.
+        """
+        return self.graph.solve()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +89,7 @@ class Meeting:
 
 def replay(
     ranks: dict[int, Rows],
-    meetings: Iterable[Meeting] = (),
+    meetings: Sequence[Meeting] = (),
     clocks: dict[int, int] | None = None,
     *,
     without: frozenset[str] = frozenset(),
@@ -96,9 +104,6 @@ def replay(
         duration: ns of a device activity; as recorded if not given.
         inputs: have batches from workers be ready when they were. For what-ifs: those are recorded times, so how well
             a replay gives back what was recorded cannot be told with them.
-
-    Raises:
-        ReplayError: the dependencies go round in a circle.
     """
     graph, built, duration = Graph(), dict[int, RankReplay](), duration or _recorded
     for rank, rows in ranks.items():
@@ -107,9 +112,9 @@ def replay(
         built[rank] = _Builder(rows, graph, without, duration, inputs).build(shift)
         graph.recorded[first:] = [time + shift for time in graph.recorded[first:]]
         graph.anchors.update({point: time + shift for point, time in graph.anchors.items() if point >= first})
-    run_edges = {src: edge for edge, src in enumerate(graph.src) if graph.kind[edge] == "run"}
+    run_edges = {src: edge for edge, src in enumerate(graph.src) if graph.kind[edge] == "run"} if meetings else {}
     met = [part for meeting in meetings for part in _meet(meeting, built, graph, run_edges, duration)]
-    return Replay(graph, built, met, graph.solve())
+    return Replay(graph, built, met)
 
 
 def _recorded(rows: Rows, row: int) -> int:
@@ -143,8 +148,7 @@ class _Builder:
         gloo = GlooOperations() if "gloo" in without else add_gloo(rows, threads, graph)
         add_launches(rows, threads, found, graph, in_order="stream_order" not in without)
         for thread in threads.of_track.values():
-            for at, cost in enumerate(thread.costs):
-                graph.edge(thread.points[at], thread.points[at + 1], cost, "thread")
+            graph.chain(thread.points, thread.costs, "thread")
             if thread.track not in woken:
                 graph.anchors[thread.points[0]] = thread.times[0]
         return RankReplay(rows, threads, found, waits, gloo, inputs, clock_ns, num_full)
