@@ -48,7 +48,8 @@ class HostThreads:
     def __init__(self, nodes: pl.DataFrame) -> None:
         """Take the rows of one window with the columns ``NEEDED``; those of other kinds are passed over."""
         is_cpu = pl.col("kind").is_in([*_ROWS, "python_function"])
-        nodes = nodes.filter(is_cpu & pl.col("ts_ns").is_not_null()).sort("node_id")
+        nodes = nodes.filter(is_cpu & pl.col("ts_ns").is_not_null())
+        nodes = nodes if nodes["node_id"].is_sorted() else nodes.sort("node_id")
         kept, parent = _without_python(nodes)
         self.table = nodes.filter(pl.Series(kept))
         self.ids = self.table["node_id"].to_numpy()

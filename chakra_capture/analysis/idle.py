@@ -16,6 +16,7 @@ import polars as pl
 from chakra_capture.analysis import idle_gaps, idle_host
 from chakra_capture.analysis.activities import device_activities
 from chakra_capture.analysis.ancestry import outermost
+from chakra_capture.analysis.grouping import group_of_rows
 from chakra_capture.analysis.host_threads import NEEDED, HostThreads, ascending, picked
 from chakra_capture.analysis.idle_gaps import HOST, INNER, POSITIONS, Gaps, Stretches
 from chakra_capture.trace.columns import Int64
@@ -64,15 +65,24 @@ def idle_causes(
     pieces = pl.concat([_empty(), *(idle_pieces(trace, wanted) for trace in traces)])
     if steps is not None:
         pieces = pieces.filter(pl.col("step").is_in(list(steps)))
-    return (
-        pieces.group_by(*keys, "gap")
+    group = group_of_rows(pieces, keys)
+    alike = pl.DataFrame({"group": group}).with_row_index("row").unique("group", keep="first").sort("group")
+    kinds = pieces.select(keys)[alike["row"]].with_columns(alike["group"])
+    # A gap has several pieces of one cause where it comes and goes.
+    size = int(pieces["gap"].max() or 0) + 1  # type: ignore[arg-type]
+    per_gap = pl.DataFrame({"both": group * size + pieces["gap"].to_numpy(), "dur_ns": pieces["dur_ns"]})
+    sums = (
+        per_gap.group_by("both")
         .agg(pl.col("dur_ns").sum())
-        .group_by(keys)
+        .group_by(pl.col("both") // size)
         .agg(
             count=pl.len().cast(pl.Int64),
             total_ns=pl.col("dur_ns").sum(),
             longest_ns=pl.col("dur_ns").max(),
         )
+    )
+    return (
+        kinds.join(sums, left_on="group", right_on="both", validate="1:1")
         .with_columns(share=pl.col("total_ns") / pl.col("total_ns").sum().over("rank"))
         .with_columns(pl.lit(None).alias(key) for key in KEYS if key not in by)
         .select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)

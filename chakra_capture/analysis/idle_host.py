@@ -160,22 +160,24 @@ class PhaseRuns:
 
     def __init__(self, threads: HostThreads) -> None:
         mains = list(threads.main_of.values())
-        known = threads.table["phase"]
-        rows = np.flatnonzero(
-            (np.isin(threads.track, mains) & ~threads.marked.step)
-            | (known == BACKWARD).fill_null(value=False).to_numpy()
-        )
+        known = threads.table["phase"].cast(pl.Categorical)
+        is_backward = (known == BACKWARD).fill_null(value=False).to_numpy()
+        rows = np.flatnonzero((np.isin(threads.track, mains) & ~threads.marked.step) | is_backward)
         rows = rows[np.argsort(threads.start[rows], kind="stable")]
         # What the main thread does of no known phase while autograd works does not end backward.
-        known = known.gather(rows)
-        around = known.fill_null(strategy="forward")
-        is_inside = (around == known.fill_null(strategy="backward")) & (around == BACKWARD)
-        phase = known.zip_with(~is_inside.fill_null(value=False), around).fill_null("").to_numpy()
+        codes = known.to_physical().cast(pl.Int64).fill_null(-1).to_numpy()[rows]
+        place = np.arange(len(rows))
+        last = np.maximum.accumulate(np.where(codes >= 0, place, -1))
+        following = np.minimum.accumulate(np.where(codes >= 0, place, len(rows))[::-1])[::-1]
+        is_inside = (last >= 0) & (following < len(rows))
+        is_inside[is_inside] = is_backward[rows[last[is_inside]]] & is_backward[rows[following[is_inside]]]
+        shown = np.where(is_inside, last, place)
+        phase = codes[shown]
         begins = np.flatnonzero(np.append(True, phase[1:] != phase[:-1])) if len(rows) else rows
         self._start = threads.start[rows[begins]]
         ends = np.maximum.reduceat(threads.end[rows], begins) if len(rows) else self._start
         self._end = np.minimum(ends, np.append(self._start[1:], np.iinfo(np.int64).max)) if len(rows) else ends
-        self._phase = pl.Series(phase[begins].tolist(), dtype=pl.String).replace({"": None}).cast(pl.Categorical)
+        self._phase = known.gather(rows[shown[begins]])
 
     @property
     def bounds(self) -> Int64:

@@ -45,7 +45,7 @@ class LoopWindow:
 def loop_windows(trace: MergedTrace) -> list[LoopWindow]:
     """The windows of a trace that have such steps, in order."""
     steps = trace.steps.filter(pl.col("step").is_not_null() & pl.col("dur_ns").is_not_null())
-    nodes = trace.nodes.select("window", *_NEEDED)
+    nodes = trace.some_of_nodes("window", *_NEEDED)
     found = []
     for window in steps["window"].unique().sort().to_list():
         mine, rows = (table.filter(pl.col("window") == window) for table in (steps, nodes))

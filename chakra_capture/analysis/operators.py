@@ -7,6 +7,7 @@ import polars as pl
 
 from chakra_capture.analysis.activities import KINDS as ON_DEVICE
 from chakra_capture.analysis.ancestry import levels, positions, without_equal_around
+from chakra_capture.analysis.grouping import group_of_rows
 from chakra_capture.analysis.shares import share_of
 from chakra_capture.annotations import STEP_PREFIX
 from chakra_capture.trace.columns import Int64
@@ -87,7 +88,7 @@ def _of_rank(trace: MergedTrace, by: Sequence[str], steps: Sequence[int] | None)
     if "input_shapes" in keys:  # as recorded: one tool indents them
         nodes = nodes.with_columns(pl.col("input_shapes").str.replace_all(r"\s", ""))
     nodes = _with_labels(nodes).with_columns(is_counted=_is_counted(trace, steps))
-    nodes = nodes.with_columns(group=pl.struct(keys).rank("dense").cast(pl.Int64))
+    nodes = nodes.with_columns(group=pl.Series(group_of_rows(nodes, keys)))
     tables = _Rows(nodes)
     rows = nodes.filter("is_cpu").with_columns(pl.Series("is_outer", tables.is_outer))
     table = rows.filter("is_counted").group_by("group").agg(

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
+from chakra_capture.analysis.ancestry import positions
 from chakra_capture.analysis.loop import PHASES, LoopWindow, cut_to_steps, is_step, loop_windows
 from chakra_capture.merge import intervals
 from chakra_capture.trace.columns import Int64
@@ -108,17 +109,21 @@ def _add_wall(times: _Times, loop: LoopWindow) -> None:
 
 def _add_cpu(times: _Times, loop: LoopWindow) -> None:
     nodes, number = loop.nodes, {step: at for at, step in enumerate(loop.steps["step"].to_list())}
-    launching = nodes.filter(pl.col("launch_id").is_not_null())["launch_id"].unique()
+    ids = nodes["node_id"].to_numpy()
+    launches = np.zeros(len(ids), dtype=bool)
+    called = positions(ids, nodes["launch_id"].drop_nulls().to_numpy())
+    launches[called[called >= 0]] = True
     on_cpu = ~pl.col("kind").is_in([*_ON_DEVICE, "device_annotation", "sync", "overhead"])
     sums = (
-        nodes.filter(on_cpu & pl.col("step").is_in(list(number)) & ~is_step())
+        nodes.with_columns(launches=pl.Series(launches))
+        .filter(on_cpu & pl.col("step").is_in(list(number)) & ~is_step())
         .group_by("step", "phase")
-        .agg(pl.col("self_dur_ns").sum(), pl.col("node_id").is_in(launching.implode()).sum().alias("launches"))
+        .agg(pl.col("self_dur_ns").sum(), pl.col("launches").sum())
     )
-    for step, phase, self_ns, launches in sums.iter_rows():
+    for step, phase, self_ns, num_launches in sums.iter_rows():
         own = times[number[step], phase]
         own["cpu_self_ns"] += self_ns
-        own["num_launches"] += launches
+        own["num_launches"] += num_launches
 
 
 def _add_device(times: _Times, loop: LoopWindow) -> None:
