@@ -79,6 +79,12 @@ def module_tree(
     return table if depth is None else table.filter(pl.col("depth") < depth)
 
 
+def has_modules(trace: MergedTrace) -> bool:
+    """Whether any module is recorded."""
+    nodes = trace.some_of_nodes("kind", "name").filter(pl.col("kind") == "python_function")
+    return bool(nodes["name"].str.starts_with(PREFIX).any())
+
+
 def module_names(trace: MergedTrace) -> pl.DataFrame:
     """``node_id`` and ``module`` of each row that is in one: the innermost, in backward that of the forward op."""
     nodes = trace.some_of_nodes(*_NEEDED).sort("node_id")
