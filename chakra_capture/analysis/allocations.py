@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import polars as pl
 
 from chakra_capture.analysis.ancestry import outermost, positions
-from chakra_capture.analysis.backward import ENGINE_PREFIX
+from chakra_capture.analysis.backward import ENGINE_PREFIX, parents
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
 
@@ -61,7 +61,7 @@ _ALWAYS = ("rank", "window", "allocator")
 _TYPES = {0: "cpu", 1: "cuda", 6: "hip", 9: "xla", 12: "xpu", 13: "mps", 19: "mtia", 20: "privateuseone"}
 _ARGUMENTS = {
     "bytes": "Bytes", "in_use_bytes": "Total Allocated", "reserved_bytes": "Total Reserved", "type": "Device Type",
-    "id": "Device Id", "order": "Ev Idx",
+    "id": "Device Id",
 }  # fmt: skip
 
 
@@ -127,35 +127,32 @@ def allocation_timeline(traces: Sequence[MergedTrace], *, steps: Sequence[int] |
 
 
 def _of_rank(trace: MergedTrace) -> pl.DataFrame:
-    is_memory = pl.col("kind") == "memory"
-    nodes = trace.some_of_nodes("node_id", "kind", "name", "parent_id").sort("node_id")
-    if not (nodes["kind"] == "memory").any():
+    rows = trace.rows_of(["memory"], "node_id", "window", "ts_ns", "step", "phase", "args")
+    if rows.is_empty():
         return pl.DataFrame(schema={column.name: column.dtype for column in TIMELINE})
-    # The arguments are most of the table: those of all other rows are let go at once.
-    more = trace.some_of_nodes("node_id", "kind", "window", "ts_ns", "step", "phase", "args")
-    rows = more.filter(is_memory & pl.col("ts_ns").is_not_null()).drop("kind")
-    rows = rows.with_columns(_number(key).alias(name) for name, key in _ARGUMENTS.items())
-    rows = rows.filter(pl.col("bytes").is_not_null()).sort("window", "ts_ns", "order", "node_id")
+    rows = rows.with_columns(_number(key).alias(name) for name, key in _ARGUMENTS.items()).drop("args")
+    is_known = pl.col("ts_ns").is_not_null() & pl.col("bytes").is_not_null()
     named = pl.col("type").replace_strict(_TYPES, default=pl.format("device type {}", "type"), return_dtype=pl.String)
     is_cpu = pl.col("type") == 0
-    rows = rows.with_columns(
+    rows = rows.filter(is_known).with_columns(
         rank=pl.lit(trace.rank),
         allocator=pl.when(is_cpu | pl.col("id").is_null()).then(named).otherwise(pl.format("{}:{}", named, "id")),
         reserved_bytes=pl.when(~is_cpu).then("reserved_bytes"),
         since_ns=pl.col("ts_ns") - pl.col("ts_ns").min().over("window"),
-        op=_ops(nodes, rows["node_id"]),
     )
-    return rows.sort("window", "allocator", maintain_order=True)
+    return rows.with_columns(op=_ops(trace, rows["node_id"])).sort("window", "allocator", "ts_ns", "node_id")
 
 
 def _number(key: str) -> pl.Expr:
-    return pl.col("args").str.extract(rf'"{key}":\s*(-?\d+)').cast(pl.Int64, strict=False)
+    """What follows a key in the arguments, if it is a number; a regular expression takes twice as long."""
+    after = pl.col("args").str.splitn(f'"{key}":', 2).struct.field("field_1")
+    return after.str.splitn(",", 2).struct.field("field_0").str.strip_chars(" }").cast(pl.Int64, strict=False)
 
 
-def _ops(nodes: pl.DataFrame, node_ids: pl.Series) -> pl.Series:
+def _ops(trace: MergedTrace, node_ids: pl.Series) -> pl.Series:
     """Name of the outermost host op around each row."""
-    ids = nodes["node_id"].to_numpy()
-    parent = positions(ids, nodes["parent_id"].fill_null(-1).to_numpy())
-    op = outermost(parent, positions(ids, node_ids.to_numpy()), (nodes["kind"] == "host_op").to_numpy())
+    nodes = trace.some_of_nodes("node_id", "kind", "name", "parent_id").sort("node_id")
+    is_op = (nodes["kind"] == "host_op").to_numpy()
+    op = outermost(parents(nodes), positions(nodes["node_id"].to_numpy(), node_ids.to_numpy()), is_op)
     names = nodes["name"].gather(pl.Series(op).set(pl.Series(op < 0), None))
     return names.str.strip_prefix(ENGINE_PREFIX).fill_null(OUTSIDE)

@@ -47,6 +47,8 @@ def innermost(parent: Int64, accept: Bool) -> Int64:
 
     Recorded Python functions nest a hundred deep, so the way up is halved again and again.
     """
+    if not accept.any():
+        return np.full(len(parent), -1, dtype=np.int64)
     outside = len(parent)
     up = np.append(np.where(parent >= 0, parent, outside), outside)
     up = np.where(np.append(accept, False), np.arange(outside + 1), up)
@@ -64,4 +66,7 @@ def parents(nodes: pl.DataFrame) -> Int64:
     Args:
         nodes: rows with ``node_id``, ascending, and ``parent_id``.
     """
-    return positions(nodes["node_id"].to_numpy(), nodes["parent_id"].fill_null(-1).to_numpy())
+    ids, around = nodes["node_id"].to_numpy(), nodes["parent_id"].fill_null(-1).to_numpy()
+    if len(ids) and ids[-1] - ids[0] + 1 == len(ids):  # nothing was cut out
+        return np.where((around >= ids[0]) & (around <= ids[-1]), around - ids[0], -1)
+    return positions(ids, around)

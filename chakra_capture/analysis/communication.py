@@ -3,7 +3,7 @@
 Bandwidth (NCCL tests, doc/PERFORMANCE.md): S is the payload of the full result per rank, the algorithm bandwidth S over
 the time of transfer, the bus bandwidth that times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and
 all_to_all, and 1 for the others. Of a rank that is recorded alone nothing tells waiting from transfer: then the
-shortest time of an operation of one size is an upper bound of its transfer, and so gives a lower bound of the bandwidth.
+shortest time of an operation of one size is an upper bound of its transfer, and gives a lower bound of the bandwidth.
 """
 
 from collections.abc import Sequence
@@ -115,8 +115,8 @@ def _classes(collectives: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
             pl.col("exposed_ns").sum() / pl.col("rank").n_unique()
         ),
     )
-    order = ["total_ns", "process_group", "collective", "min_bytes"]
-    table = table.sort(order, descending=[True, False, False, False], nulls_last=True)
+    order = ["total_ns", "process_group", "mesh_dim", "collective", "min_bytes"]
+    table = table.sort(order, descending=[True, *[False] * 4], nulls_last=True)
     return table.select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)
 
 

@@ -26,8 +26,8 @@ _SHARE = Column("share", pl.Float64, "self_ns as a part of the self time of all 
 SCHEMA = (
     Column("rank", pl.Int64, "global rank; null: all ranks together"),
     Column("phase", pl.String, "phase of the step that it starts in; null: not known, or all together"),
-    Column("module", pl.String, "innermost module that it runs in, in backward that its forward op ran in; null: in none, "
-           "not recorded, or all together"),
+    Column("module", pl.String, "innermost module that it runs in, in backward that its forward op ran in; null: in "
+           "none, not recorded, or all together"),
     _NAME,
     Column("input_shapes", pl.String, "shapes of its inputs, JSON; null: not recorded, or all together"),
     _COUNT,

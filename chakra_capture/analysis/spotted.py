@@ -14,7 +14,7 @@ import polars as pl
 
 from chakra_capture.analysis.ancestry import positions
 from chakra_capture.analysis.backward import NEEDED, forward_ops, innermost, is_function, parents
-from chakra_capture.trace.columns import Bool
+from chakra_capture.trace.columns import Bool, Int64
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
 
@@ -104,6 +104,9 @@ def _table(rows: _Rows, what: str, labels: pl.Series | None) -> pl.DataFrame:
     if labels is None:
         return pl.DataFrame([{"what": what}], schema=schema)
     marked = labels.is_not_null().to_numpy()
+    if not marked.any():
+        nothing = dict.fromkeys(("count", "cpu_ns", "num_launched", "device_ns"), 0)
+        return pl.DataFrame([{"what": what, **nothing}], schema=schema)
     inside = innermost(rows.parent, marked)
     launched = np.append(inside, -1)[rows.call]
     parts = (
@@ -136,11 +139,17 @@ def _recompute(rows: _Rows) -> pl.Series | None:
     is_own = np.append(rows.functions, False)[parent]
     op = (nodes["kind"] == "host_op").to_numpy() & numbered & (function >= 0) & ~rows.functions & ~is_own
     outer = op & (np.append(innermost(parent, op), -1)[parent] < 0)
+    if not outer.any():
+        return _labels(nodes["name"], outer)
     partners = forward_ops(nodes, rows.functions)
-    partners = partners[partners >= 0]
-    # Of an op that is made of others these have the partners.
+    partners = partners[np.append(op, False)[partners]]
     has_partner = np.zeros(nodes.height + 1, dtype=bool)
+    # Of an op that is made of others these have the partners; one that needs no gradient has the number of the next.
     has_partner[innermost(parent, outer)[partners]] = True
+    numbers = nodes.select("window", "pid", "sequence_number").with_columns(row=np.arange(nodes.height))
+    taken = numbers.filter(_at(partners, nodes.height)).drop("row")
+    same = numbers.filter(pl.Series(outer)).join(taken, on=taken.columns, how="semi")
+    has_partner[same["row"].to_numpy()] = True
     in_checkpoint = nodes["name"].str.ends_with(_CHECKPOINT).fill_null(value=False).to_numpy()[function]
     return _labels(nodes["name"], outer & (~has_partner[:-1] | in_checkpoint))
 
@@ -168,6 +177,13 @@ def _graphs(rows: _Rows, trace: MergedTrace) -> pl.Series | None:
         return None
     called = (nodes["kind"] == "runtime") & nodes["name"].str.ends_with("GraphLaunch")
     return _labels(nodes["name"], called.fill_null(value=False).to_numpy())
+
+
+def _at(rows: Int64, height: int) -> pl.Series:
+    """A mask of some rows."""
+    mask = np.zeros(height, dtype=bool)
+    mask[rows] = True
+    return pl.Series(mask)
 
 
 def _labels(names: pl.Series, marked: Bool) -> pl.Series:

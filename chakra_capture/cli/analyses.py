@@ -348,10 +348,10 @@ def communication(
         mine = mine.filter(pl.col("step").is_in(subject.steps))
     kernels = pl.concat([exposed.exposed_of_kernels(trace) for trace in subject.traces])
     table = classes.communication_statistics(mine, kernels, by=by)
-    notes, screen = subject.notes, _COMMUNICATION
-    if table.height and table["wait_ns"].is_null().all():
-        screen = tuple(_BOUNDS.get(name, (name, heading)) for name, heading in screen)
-        notes = (*notes, "waiting cannot be told from transfer: a transfer takes at most the shortest time")
+    if table.height == 0 or not table["wait_ns"].is_null().all():
+        return _show(Answer("communication", classes.SCHEMA, table, subject.notes, _COMMUNICATION), options)
+    screen = tuple(_BOUNDS.get(name, (name, heading)) for name, heading in _COMMUNICATION)
+    notes = (*subject.notes, "waiting cannot be told from transfer: a transfer takes at most the shortest time")
     return _show(Answer("communication", classes.SCHEMA, table, notes, screen), options)
 
 

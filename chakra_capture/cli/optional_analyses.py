@@ -77,15 +77,15 @@ def allocations(
     from chakra_capture.analysis.allocations import SCHEMA, TIMELINE, allocation_statistics, allocation_timeline
 
     subject = open_subject(path, options)
-    schema, screen = SCHEMA, (*_ALLOCATIONS[:3], *((key, key) for key in by), *_ALLOCATIONS[3:])
     if timeline:
-        table, schema, screen = allocation_timeline(subject.traces, steps=subject.steps), TIMELINE, _TIMELINE
+        table, schema = allocation_timeline(subject.traces, steps=subject.steps), list(TIMELINE)
     else:
-        table = allocation_statistics(subject.traces, by=by, steps=subject.steps)
+        table, schema = allocation_statistics(subject.traces, by=by, steps=subject.steps), list(SCHEMA)
+    screen = _TIMELINE if timeline else (*_ALLOCATIONS[:3], *((key, key) for key in by), *_ALLOCATIONS[3:])
     there = set(table["rank"].to_list())
     missing = [trace.rank for trace in subject.traces if trace.rank not in there]
     notes = _notes(subject, missing, "allocations", "profile_memory")
-    return _show(Answer("allocations", schema, table, notes, screen), options)
+    return _show(Answer("allocations", tuple(schema), table, notes, screen), options)
 
 
 def modules(
