@@ -67,9 +67,12 @@ def _of_rank(trace: MergedTrace, steps: Sequence[int] | None) -> pl.DataFrame:
     whole, work = int(chosen["dur_ns"].sum()), rows.work_ns if trace.num_activities else None
     backward = rows.total_within(rows.functions)
     is_recompute = pl.col("what") == RECOMPUTE
-    return table.with_columns(
+    table = table.with_columns(
         (pl.col(name) if trace.num_activities else pl.lit(None)).alias(name) for name in ("num_launched", "device_ns")
-    ).with_columns(
+    )
+    # A host trace alone has no times.
+    table = table.with_columns(cpu_ns=pl.col("cpu_ns") if nodes["self_dur_ns"].count() else None)
+    return table.with_columns(
         cpu_share=pl.col("cpu_ns") / (whole or None),
         device_share=pl.col("device_ns") / (work or None),
         backward_share=pl.when(is_recompute).then(pl.col("cpu_ns") / (backward or None)),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from cyclopts import Parameter
 
 from chakra_capture.cli.answers import Answer, show_answer
-from chakra_capture.cli.output import EXIT_OK, duration, number_ranges, percent
-from chakra_capture.cli.subject import DEFAULTS, Options, Subject, open_subject
+from chakra_capture.cli.output import EXIT_OK, duration, percent
+from chakra_capture.cli.subject import DEFAULTS, Options, Subject, notes_on_devices, open_subject
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def device(path: Path, /, *, definitions: Literal["own", "hta"] = "own", options
     from chakra_capture.analysis import hta_breakdown as hta
 
     subject = open_subject(path, options)
-    notes = _notes_on_devices(subject)
+    notes = notes_on_devices(subject)
     if definitions == "hta":
         table = pl.concat([hta.hta_breakdown(trace) for trace in subject.traces])
         return _show(Answer("device", hta.SCHEMA, table, notes, _HTA), options)
@@ -123,7 +123,7 @@ def kernels(path: Path, /, *, by: _By[Literal["rank", "phase"]] = (), options: O
 
     subject = open_subject(path, options)
     table = kernel_statistics(subject.traces, by=by, steps=subject.steps)
-    notes = list(_notes_on_devices(subject))
+    notes = list(notes_on_devices(subject))
     of_graphs, total = (int(rows["total_ns"].sum()) for rows in (table.filter(table["num_in_graphs"] > 0), table))
     if of_graphs:
         share = percent(of_graphs, total)
@@ -164,7 +164,7 @@ def operators(
     subject = open_subject(path, options)
     keys = ["input_shapes" if key == "shapes" else key for key in by]
     table = operator_statistics(subject.traces, by=keys, steps=subject.steps)
-    notes = _notes_on_devices(subject)
+    notes = notes_on_devices(subject)
     if "module" in by and table["module"].is_null().all():
         notes = (*notes, "modules are not recorded: record with with_stack: true")
     return _show(Answer("operators", SCHEMA, table, notes, _screen(keys, _OPERATORS)), options)
@@ -211,7 +211,7 @@ def idle(
 
     subject = open_subject(path, options)
     table = idle_causes(subject.traces, by=by, steps=subject.steps)
-    notes = (*_notes_on_devices(subject), *_notes_on_idle(table, subject))
+    notes = (*notes_on_devices(subject), *_notes_on_idle(table, subject))
     return _show(Answer("idle", SCHEMA, table, notes, _screen(("rank", "position", "cause", *by), _IDLE)), options)
 
 
@@ -255,7 +255,7 @@ def launches(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
     subject = open_subject(path, options)
     table = launch_statistics(subject.traces, steps=subject.steps)
-    notes = list(_notes_on_devices(subject))
+    notes = list(notes_on_devices(subject))
     missing = int(table.filter(table["call"].is_null())["num_activities"].sum())
     if missing:
         notes.append(f"the launches of {missing} activities are not recorded")
@@ -285,7 +285,7 @@ def memory(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
     subject = open_subject(path, options)
     table = copy_statistics(subject.traces, steps=subject.steps)
-    return _show(Answer("memory", SCHEMA, table, _notes_on_devices(subject), _MEMORY), options)
+    return _show(Answer("memory", SCHEMA, table, notes_on_devices(subject), _MEMORY), options)
 
 
 def communication(
@@ -336,7 +336,7 @@ def communication(
     subject = open_subject(path, options)
     if waiting:
         table = exposed.waiting_ops(subject.traces, steps=subject.steps)
-        notes = _notes_on_devices(subject)
+        notes = notes_on_devices(subject)
         return _show(Answer("communication", exposed.SCHEMA, table, notes, _WAITING), options)
     matched = subject.run.collectives
     if matched is None:
@@ -368,15 +368,3 @@ def _of_steps(table: "pl.DataFrame", subject: Subject) -> "pl.DataFrame":
     import polars as pl
 
     return table if subject.steps is None else table.filter(pl.col("step").is_in(subject.steps))
-
-
-def _notes_on_devices(subject: Subject) -> tuple[str, ...]:
-    """Which ranks say nothing about their device, or not all."""
-    notes = list(subject.notes)
-    silent = [trace.rank for trace in subject.traces if not trace.num_activities]
-    if silent:
-        notes.append(f"rank {number_ranges(silent)} has no device activities: device times are not measured there")
-    lost = [trace.rank for trace in subject.traces if trace.device_tail_lost]
-    if lost:
-        notes.append(f"the end of the device trace of rank {number_ranges(lost)} is lost: its times are not measured")
-    return tuple(notes)

@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from chakra_capture.cli.answers import Answer, show_answer
 from chakra_capture.cli.output import EXIT_OK, number_ranges, percent
-from chakra_capture.cli.subject import DEFAULTS, Options, Subject, open_subject
+from chakra_capture.cli.subject import DEFAULTS, Options, Subject, notes_on_devices, open_subject
 
 _ALLOCATIONS = (
     ("rank", "rank"), ("window", "window"), ("allocator", "memory"), ("peak_bytes", "peak"),
@@ -84,7 +84,7 @@ def allocations(
     screen = _TIMELINE if timeline else (*_ALLOCATIONS[:3], *((key, key) for key in by), *_ALLOCATIONS[3:])
     there = set(table["rank"].to_list())
     missing = [trace.rank for trace in subject.traces if trace.rank not in there]
-    notes = _notes(subject, missing, "allocations", "profile_memory")
+    notes = (*subject.notes, *_missing(subject, missing, "allocations", "profile_memory"))
     return _show(Answer("allocations", tuple(schema), table, notes, screen), options)
 
 
@@ -125,7 +125,7 @@ def modules(
     subject = open_subject(path, options)
     table = module_tree(subject.traces, by=by, steps=subject.steps, depth=depth)
     missing = [trace.rank for trace in subject.traces if not has_modules(trace)]
-    notes = _notes(subject, missing, "modules", "with_stack")
+    notes = (*notes_on_devices(subject), *_missing(subject, missing, "modules", "with_stack"))
     if not options.json:
         indent = pl.lit("  ").repeat_by("depth").list.join("")
         table = table.with_columns(module=indent + pl.col("module"))
@@ -158,7 +158,7 @@ def spotted(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
     subject = open_subject(path, options)
     table = analysis.spotted(subject.traces, steps=subject.steps)
-    notes = list(subject.notes)
+    notes = list(notes_on_devices(subject))
     for what, why in _NOT_MEASURED.items():
         ranks = table.filter((pl.col("what") == what) & pl.col("count").is_null())["rank"].to_list()
         if ranks:
@@ -169,14 +169,12 @@ def spotted(path: Path, /, *, options: Options = DEFAULTS) -> int:
     return _show(Answer("spotted", analysis.SCHEMA, table, tuple(notes), _SPOTTED), options)
 
 
-def _notes(subject: Subject, missing: list[int], what: str, setting: str) -> tuple[str, ...]:
-    """Beside what is said of the run: which ranks have not recorded what is asked for, and how to."""
-    if not missing:
-        return subject.notes
+def _missing(subject: Subject, missing: list[int], what: str, setting: str) -> list[str]:
+    """Which ranks have not recorded what is asked for, and how to."""
     # Within some steps there may be none though they are recorded.
     where = "" if subject.steps is None else " in these steps"
     ranks = number_ranges(missing)
-    return (*subject.notes, f"rank {ranks}: {what} not recorded{where}, record with {setting}: true")
+    return [f"rank {ranks}: {what} not recorded{where}, record with {setting}: true"] if missing else []
 
 
 def _show(answer: Answer, options: Options) -> int:

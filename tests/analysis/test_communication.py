@@ -5,6 +5,7 @@ from collections import defaultdict
 
 import polars as pl
 import pytest
+from builder import TraceBuilder
 from commands import run
 from handed import DATA, load_json, require
 
@@ -137,3 +138,22 @@ def test_bandwidth_of_the_only_rank_of_the_twin_is_that_of_its_shortest_kernels(
     shown = run("analyze", "communication", merged("pairs/resnet50_ddp_twin")).out
     assert "bus from" in shown
     assert "13.0 GB/s" in shown
+
+
+def test_the_command_sums_up_dimensions_of_the_mesh(tmp_path) -> None:
+    trace = TraceBuilder(rank=0, world_size=4).step(1, 0, 200)
+    for number, (ts, dur, group, dim) in enumerate([(10, 20, "1", "tp"), (40, 30, "1", "tp"), (80, 40, "2", "dp")]):
+        said = {
+            "Collective name": "allreduce", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float",
+            "Group size": 2, "Process Group Name": group, "Process Group Description": f"mesh_{dim}",
+            "Process Group Ranks": "[0, 1]",
+        }  # fmt: skip
+        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+        trace.launched(name, ts, dur, number + 1, at=ts - 5, **said)
+    folder = trace.write(tmp_path)
+    shown = json.loads(run("analyze", "communication", folder, "--by", "dimension", "--json").out)
+    columns = ("mesh_dim", "process_group", "count", "total_ns", "bound_bus_bytes_per_s")
+    assert [tuple(row[name] for name in columns) for row in shown["rows"]] == [
+        ("tp", "1", 2, 50_000, pytest.approx(4000 / 20e-6)), ("dp", "2", 1, 40_000, pytest.approx(4000 / 40e-6)),
+    ]  # fmt: skip
+    assert " tp " in run("analyze", "communication", folder, "--by", "dimension", "operation").out

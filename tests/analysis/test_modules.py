@@ -166,8 +166,7 @@ def test_the_command_shows_a_tree_or_says_how_to_record_it(tmp_path: Path) -> No
     assert [row["module"] for row in shown["rows"]] == ["Net_0", "Linear_0", "Linear_1"]
     assert run("analyze", "modules", folder, "--depth", "0").code == 2
     without = TraceBuilder().op("aten::mm", 5, 20).write(tmp_path / "without")
-    assert json.loads(run("analyze", "modules", without, "--json").out)["notes"] == [
-        "rank 0: modules not recorded, record with with_stack: true"
-    ]
+    notes = json.loads(run("analyze", "modules", without, "--json").out)["notes"]
+    assert "rank 0: modules not recorded, record with with_stack: true" in notes
     shown = json.loads(run("analyze", "operators", without, "--by", "module", "--json").out)
     assert "modules are not recorded: record with with_stack: true" in shown["notes"]

@@ -175,3 +175,12 @@ def test_the_command_says_why_something_is_not_measured(tmp_path: Path) -> None:
     shown = json.loads(run("analyze", "spotted", trace.write(tmp_path), "--json").out)
     assert any("dtype conversion is not measured on rank 0: the types" in note for note in shown["notes"])
     assert any("recompute is not measured on rank 0: no op has" in note for note in shown["notes"])
+
+
+def test_a_host_trace_alone_has_counts_and_no_times(tmp_path: Path) -> None:
+    path = require(DATA / "host_only" / "small_schema_1.0.2.json.gz")
+    assert run("merge", "--host", path, "-o", tmp_path).code == 0
+    rows = json.loads(run("analyze", "spotted", tmp_path, "--json").out)["rows"]
+    counts = {row["what"]: row["count"] for row in rows if row["name"] is None}
+    assert counts == {"recompute": 0, "dtype conversion": 0, "graph": None}
+    assert {row[name] for row in rows for name in ("cpu_ns", "cpu_share", "device_ns", "device_share")} == {None}
