@@ -143,8 +143,8 @@ class ChakraProfileConfig:
         None, optional(rank_list), "global ranks that record the window, null: all; phases are on all ranks"
     )
     record_shapes: bool = _setting(True, boolean, "record the shapes of operator inputs")
-    with_stack: bool = _setting(False, boolean, "record Python call stacks")
-    profile_memory: bool = _setting(False, boolean, "record allocations and frees")
+    with_stack: bool = _setting(False, boolean, "record Python call stacks, and with them the modules of the model")
+    profile_memory: bool = _setting(False, boolean, "record allocations and frees; all_threads is then off, said once")
     compress: bool = _setting(False, boolean, "write traces as .json.gz")
     all_threads: bool = _setting(True, boolean, "record operators of all threads, not only of the training thread")
     sync_events: bool = _setting(True, boolean, "record CUDA synchronisation events")

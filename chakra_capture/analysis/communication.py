@@ -1,19 +1,22 @@
-"""What a run communicates: its operations by group, kind and size, with waiting, transfer and bandwidth.
+"""What a run communicates: its operations by group, mesh dimension, kind and size, with waiting, transfer, bandwidth.
 
 Bandwidth (NCCL tests, doc/PERFORMANCE.md): S is the payload of the full result per rank, the algorithm bandwidth S over
 the time of transfer, the bus bandwidth that times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and
-all_to_all, and 1 for the others.
+all_to_all, and 1 for the others. Of a rank that is recorded alone nothing tells waiting from transfer: then the
+shortest time of an operation of one size is an upper bound of its transfer, and gives a lower bound of the bandwidth.
 """
+
+from collections.abc import Sequence
 
 import polars as pl
 
 from chakra_capture.trace.schema import Column
 
 SUMMARY = (
-    Column("process_group", pl.String, "name of the process group; null where nothing tells"),
-    Column("mesh_dim", pl.String, "dimension of the device mesh that it serves"),
-    Column("collective", pl.String, "operation"),
-    Column("num_ranks", pl.Int64, "ranks that take part"),
+    Column("process_group", pl.String, "name of the process group; null where nothing tells, and of several"),
+    Column("mesh_dim", pl.String, "dimension of the device mesh that it serves; null: of none, and of several"),
+    Column("collective", pl.String, "operation; null: several"),
+    Column("num_ranks", pl.Int64, "ranks that take part; null: not known, and where that differs"),
     Column("min_bytes", pl.Int64, "smallest of the class: sizes between two powers of 2 are one class", "bytes"),
     Column("max_bytes", pl.Int64, "largest of the class", "bytes"),
     Column("count", pl.Int64, "operations"),
@@ -30,12 +33,23 @@ SUMMARY = (
 
 SCHEMA = (
     *SUMMARY,
+    Column("least_ns", pl.Float64, "shortest operation on a rank, waiting included: an upper bound of the time that a "
+           "transfer takes", "ns"),
+    Column("bound_bus_bytes_per_s", pl.Float64, "bus bandwidth that the shortest operation of a size reaches if it did "
+           "not wait, the highest of all sizes: a lower bound of what is possible; measured on one rank, too",
+           "bytes/s"),
     Column("overlap", pl.Float64, "part of the time of its kernels in which something computes; null: none ran as a "
            "kernel (gloo)"),
     Column("exposed_ns", pl.Float64, "time of its kernels in which nothing computes, sum over operations, mean over "
            "ranks; that of two kernels at once counts to both; null like overlap", "ns"),
 )  # fmt: skip
 
+# What may tell rows apart, and the columns that do.
+_KEYS = {
+    "group": ("process_group", "mesh_dim", "num_ranks"), "dimension": ("mesh_dim",), "operation": ("collective",),
+    "size": ("size_class",),
+}  # fmt: skip
+ALL_KEYS = ("group", "operation", "size")
 _BOTH_WAYS, _ONE_WAY = ("all_reduce",), ("all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -49,32 +63,42 @@ def communication_summary(collectives: pl.DataFrame) -> pl.DataFrame:
         a table of ``SUMMARY``; empty where nothing was communicated.
     """
     nothing = (pl.lit(None, dtype=pl.Int64).alias(name) for name in ("kernel_ns", "exposed_ns"))
-    return _classes(collectives.with_columns(nothing)).select(column.name for column in SUMMARY)
+    return _classes(collectives.with_columns(nothing), ALL_KEYS).select(column.name for column in SUMMARY)
 
 
-def communication_statistics(collectives: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+def communication_statistics(
+    collectives: pl.DataFrame, kernels: pl.DataFrame, *, by: Sequence[str] = ALL_KEYS
+) -> pl.DataFrame:
     """Sum up the operations of a run, the class that takes most time first.
 
     Args:
         collectives: the table of the run, or the rows of some ranks.
         kernels: of these ranks, as ``exposed_of_kernels`` gives them.
+        by: group, dimension (of the device mesh), operation, size: what makes rows of their own.
 
     Returns:
         a table of ``SCHEMA``; empty where nothing was communicated.
     """
-    return _classes(collectives.join(kernels, on=["rank", "node_id"], how="left", maintain_order="left"))
+    return _classes(collectives.join(kernels, on=["rank", "node_id"], how="left", maintain_order="left"), by)
 
 
-def _classes(collectives: pl.DataFrame) -> pl.DataFrame:
-    keys = ["process_group", "mesh_dim", "collective", "num_ranks", "size_class"]
+def _classes(collectives: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
+    keys = list(dict.fromkeys(column for key in by for column in _KEYS[key]))
     # log2 of 0 is no class; barrier and what sends nothing make one of their own.
     size_class = pl.when(pl.col("comm_bytes") > 0).then(pl.col("comm_bytes").log(2).floor()).cast(pl.Int64)
     rows = collectives.with_columns(
         size_class=size_class,
         dur_ns=pl.col("end_ns") - pl.col("arrival_ns"),
         algorithm=_payload() / pl.when(pl.col("transfer_ns") > 0).then("transfer_ns") * 1e9,
-    ).with_columns(bus=pl.col("algorithm") * _bus_factor())
-    table = rows.group_by(keys, maintain_order=True).agg(
+    ).with_columns(
+        bus=pl.col("algorithm") * _bus_factor(),
+        bound=_payload() / pl.when(pl.col("dur_ns") > 0).then("dur_ns") * 1e9 * _bus_factor(),
+    )
+    same = [pl.when(pl.col(name).n_unique() == 1).then(pl.col(name).first()).alias(name)
+            for name in ("process_group", "mesh_dim", "collective", "num_ranks") if name not in keys]  # fmt: skip
+    groups = rows.group_by(keys, maintain_order=True) if keys else rows.group_by(pl.lit(0).alias("all"))
+    table = groups.agg(
+        *same,
         min_bytes=pl.col("comm_bytes").min(),
         max_bytes=pl.col("comm_bytes").max(),
         count=pl.col("collective_id").n_unique(),
@@ -84,13 +108,15 @@ def _classes(collectives: pl.DataFrame) -> pl.DataFrame:
         total_ns=pl.when(pl.col("dur_ns").count() > 0).then(pl.col("dur_ns").sum() / pl.col("rank").n_unique()),
         algorithm_bytes_per_s=pl.col("algorithm").median(),
         bus_bytes_per_s=pl.col("bus").median(),
+        least_ns=pl.col("dur_ns").min(),
+        bound_bus_bytes_per_s=pl.col("bound").max(),
         overlap=1 - pl.col("exposed_ns").sum() / pl.when(pl.col("kernel_ns").sum() > 0).then(pl.col("kernel_ns").sum()),
         exposed_ns=pl.when(pl.col("exposed_ns").count() > 0).then(
             pl.col("exposed_ns").sum() / pl.col("rank").n_unique()
         ),
     )
-    order = ["total_ns", "process_group", "collective", "min_bytes"]
-    table = table.sort(order, descending=[True, False, False, False], nulls_last=True)
+    order = ["total_ns", "process_group", "mesh_dim", "collective", "min_bytes"]
+    table = table.sort(order, descending=[True, *[False] * 4], nulls_last=True)
     return table.select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)
 
 

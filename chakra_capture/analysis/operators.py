@@ -8,6 +8,7 @@ import polars as pl
 from chakra_capture.analysis.activities import KINDS as ON_DEVICE
 from chakra_capture.analysis.ancestry import levels, positions, without_equal_around
 from chakra_capture.analysis.grouping import group_of_rows
+from chakra_capture.analysis.modules import module_names
 from chakra_capture.analysis.shares import share_of
 from chakra_capture.annotations import STEP_PREFIX
 from chakra_capture.trace.columns import Int64
@@ -26,6 +27,8 @@ _SHARE = Column("share", pl.Float64, "self_ns as a part of the self time of all 
 SCHEMA = (
     Column("rank", pl.Int64, "global rank; null: all ranks together"),
     Column("phase", pl.String, "phase of the step that it starts in; null: not known, or all together"),
+    Column("module", pl.String, "innermost module that it runs in, in backward that its forward op ran in; null: in "
+           "none, not recorded, or all together"),
     _NAME,
     Column("input_shapes", pl.String, "shapes of its inputs, JSON; null: not recorded, or all together"),
     _COUNT,
@@ -40,7 +43,7 @@ SCHEMA = (
 )  # fmt: skip
 SUMMARY = (_NAME, _COUNT, _SELF, _TOTAL, _SHARE)
 # Columns that may tell rows of one name apart.
-KEYS = ("rank", "phase", "input_shapes")
+KEYS = ("rank", "phase", "module", "input_shapes")
 
 _CPU = ("host_op", "annotation", "runtime", "python_function")
 _NEEDED = ("window", "node_id", "kind", "name", "parent_id", "launch_id", "dur_ns", "self_dur_ns", "step")
@@ -84,7 +87,9 @@ def operator_summary(trace: MergedTrace) -> pl.DataFrame:
 
 def _of_rank(trace: MergedTrace, by: Sequence[str], steps: Sequence[int] | None) -> pl.DataFrame:
     keys = [*(key for key in by if key != "rank"), "name"]
-    nodes = trace.some_of_nodes(*_NEEDED, *(key for key in keys if key not in _NEEDED)).sort("node_id")
+    nodes = trace.some_of_nodes(*_NEEDED, *(key for key in keys if key not in (*_NEEDED, "module"))).sort("node_id")
+    if "module" in keys:
+        nodes = nodes.join(module_names(trace), on="node_id", how="left", validate="1:1", maintain_order="left")
     if "input_shapes" in keys:  # as recorded: one tool indents them
         nodes = nodes.with_columns(pl.col("input_shapes").str.replace_all(r"\s", ""))
     nodes = _with_labels(nodes).with_columns(is_counted=_is_counted(trace, steps))

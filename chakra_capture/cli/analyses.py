@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 from cyclopts import Parameter
 
 from chakra_capture.cli.answers import Answer, show_answer
-from chakra_capture.cli.output import EXIT_OK, duration, number_ranges, percent
-from chakra_capture.cli.subject import DEFAULTS, Options, Subject, open_subject
+from chakra_capture.cli.output import EXIT_OK, duration, percent
+from chakra_capture.cli.subject import DEFAULTS, Options, Subject, notes_on_devices, open_subject
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ _COMMUNICATION = (
     ("max_bytes", "up to"), ("total_ns", "total"), ("wait_ns", "wait"), ("bus_bytes_per_s", "bus"),
     ("exposed_ns", "exposed"),
 )  # fmt: skip
+# Of one rank: what tells something instead of what is not measured.
+_BOUNDS = {"wait_ns": ("least_ns", "shortest"), "bus_bytes_per_s": ("bound_bus_bytes_per_s", "bus from")}
 _WAITING = (
     ("rank", "rank"), ("cause", "cause"), ("waiting_op", "waiting op"), ("collective", "for"), ("phase", "phase"),
     ("count", "count"), ("total_ns", "total"), ("share", "share"),
@@ -88,7 +90,7 @@ def device(path: Path, /, *, definitions: Literal["own", "hta"] = "own", options
     from chakra_capture.analysis import hta_breakdown as hta
 
     subject = open_subject(path, options)
-    notes = _notes_on_devices(subject)
+    notes = notes_on_devices(subject)
     if definitions == "hta":
         table = pl.concat([hta.hta_breakdown(trace) for trace in subject.traces])
         return _show(Answer("device", hta.SCHEMA, table, notes, _HTA), options)
@@ -121,7 +123,7 @@ def kernels(path: Path, /, *, by: _By[Literal["rank", "phase"]] = (), options: O
 
     subject = open_subject(path, options)
     table = kernel_statistics(subject.traces, by=by, steps=subject.steps)
-    notes = list(_notes_on_devices(subject))
+    notes = list(notes_on_devices(subject))
     of_graphs, total = (int(rows["total_ns"].sum()) for rows in (table.filter(table["num_in_graphs"] > 0), table))
     if of_graphs:
         share = percent(of_graphs, total)
@@ -131,7 +133,9 @@ def kernels(path: Path, /, *, by: _By[Literal["rank", "phase"]] = (), options: O
     return _show(Answer("kernels", SCHEMA, table, tuple(notes), _screen(by, _KERNELS)), options)
 
 
-def operators(path: Path, /, *, by: _By[Literal["rank", "phase", "shapes"]] = (), options: Options = DEFAULTS) -> int:
+def operators(
+    path: Path, /, *, by: _By[Literal["rank", "phase", "shapes", "module"]] = (), options: Options = DEFAULTS
+) -> int:
     """Ops, annotations and runtime calls: CPU time and launched device time.
 
     All ranks and threads together, over the whole recorded steps; --by makes
@@ -152,14 +156,18 @@ def operators(path: Path, /, *, by: _By[Literal["rank", "phase", "shapes"]] = ()
     path
         Folder of a run, its merged folder, or one rank=<R> folder in it.
     by
-        rank, phase, shapes (of the inputs): what makes rows of their own.
+        rank, phase, shapes (of the inputs), module: what makes rows of their own. Modules are recorded with with_stack;
+        what runs in backward counts to the module of its forward op.
     """
     from chakra_capture.analysis.operators import SCHEMA, operator_statistics
 
     subject = open_subject(path, options)
     keys = ["input_shapes" if key == "shapes" else key for key in by]
     table = operator_statistics(subject.traces, by=keys, steps=subject.steps)
-    return _show(Answer("operators", SCHEMA, table, _notes_on_devices(subject), _screen(keys, _OPERATORS)), options)
+    notes = notes_on_devices(subject)
+    if "module" in by and table["module"].is_null().all():
+        notes = (*notes, "modules are not recorded: record with with_stack: true")
+    return _show(Answer("operators", SCHEMA, table, notes, _screen(keys, _OPERATORS)), options)
 
 
 def idle(
@@ -203,7 +211,7 @@ def idle(
 
     subject = open_subject(path, options)
     table = idle_causes(subject.traces, by=by, steps=subject.steps)
-    notes = (*_notes_on_devices(subject), *_notes_on_idle(table, subject))
+    notes = (*notes_on_devices(subject), *_notes_on_idle(table, subject))
     return _show(Answer("idle", SCHEMA, table, notes, _screen(("rank", "position", "cause", *by), _IDLE)), options)
 
 
@@ -247,7 +255,7 @@ def launches(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
     subject = open_subject(path, options)
     table = launch_statistics(subject.traces, steps=subject.steps)
-    notes = list(_notes_on_devices(subject))
+    notes = list(notes_on_devices(subject))
     missing = int(table.filter(table["call"].is_null())["num_activities"].sum())
     if missing:
         notes.append(f"the launches of {missing} activities are not recorded")
@@ -277,19 +285,29 @@ def memory(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
     subject = open_subject(path, options)
     table = copy_statistics(subject.traces, steps=subject.steps)
-    return _show(Answer("memory", SCHEMA, table, _notes_on_devices(subject), _MEMORY), options)
+    return _show(Answer("memory", SCHEMA, table, notes_on_devices(subject), _MEMORY), options)
 
 
-def communication(path: Path, /, *, waiting: Flag = False, options: Options = DEFAULTS) -> int:
+def communication(
+    path: Path,
+    /,
+    *,
+    waiting: Flag = False,
+    by: _By[Literal["group", "dimension", "operation", "size"]] = ("group", "operation", "size"),
+    options: Options = DEFAULTS,
+) -> int:
     """Communication by group, kind and size: waiting, bandwidth, overlap.
 
-    One row per process group, operation and class of sizes (two powers of 2).
+    One row per process group, operation and class of sizes (two powers of 2);
+    --by dimension: per dimension of the device mesh (dp, tp, pp, cp, ep).
     "wait" is the time until the last rank it needs had arrived, only what is
     after it is transfer, and bandwidth is of that: algorithm bandwidth is the
     payload of the full result per rank by the transfer, bus bandwidth that
     times 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter and
     all_to_all. Where ranks are missing or their clocks cannot be compared
-    wait and bandwidth are not measured. Exposed is what no compute hides.
+    wait and bandwidth are not measured; then the shortest operation of a size
+    says how long a transfer takes at most, and "bus from" what bandwidth that
+    is at least. Exposed is what no compute hides.
 
     --waiting asks who waits: exposed communication by the op whose activity
     comes next. What passes before that activity is launched is "host late":
@@ -297,6 +315,7 @@ def communication(path: Path, /, *, waiting: Flag = False, options: Options = DE
 
     Examples:
         chakra-capture analyze communication ./traces
+        chakra-capture analyze communication ./traces --by dimension operation
         chakra-capture analyze communication ./traces --waiting --step 5-8
         chakra-capture analyze communication ./traces --rank 0 --json
 
@@ -306,6 +325,8 @@ def communication(path: Path, /, *, waiting: Flag = False, options: Options = DE
         Folder of a run, its merged folder, or one rank=<R> folder in it.
     waiting
         Show exposed communication by what waits for it.
+    by
+        group, dimension, operation, size: what makes rows of their own. Default: group, operation and size.
     """
     import polars as pl
 
@@ -315,7 +336,7 @@ def communication(path: Path, /, *, waiting: Flag = False, options: Options = DE
     subject = open_subject(path, options)
     if waiting:
         table = exposed.waiting_ops(subject.traces, steps=subject.steps)
-        notes = _notes_on_devices(subject)
+        notes = notes_on_devices(subject)
         return _show(Answer("communication", exposed.SCHEMA, table, notes, _WAITING), options)
     matched = subject.run.collectives
     if matched is None:
@@ -326,8 +347,12 @@ def communication(path: Path, /, *, waiting: Flag = False, options: Options = DE
     if subject.steps is not None:
         mine = mine.filter(pl.col("step").is_in(subject.steps))
     kernels = pl.concat([exposed.exposed_of_kernels(trace) for trace in subject.traces])
-    table = classes.communication_statistics(mine, kernels)
-    return _show(Answer("communication", classes.SCHEMA, table, subject.notes, _COMMUNICATION), options)
+    table = classes.communication_statistics(mine, kernels, by=by)
+    if table.height == 0 or not table["wait_ns"].is_null().all():
+        return _show(Answer("communication", classes.SCHEMA, table, subject.notes, _COMMUNICATION), options)
+    screen = tuple(_BOUNDS.get(name, (name, heading)) for name, heading in _COMMUNICATION)
+    notes = (*subject.notes, "waiting cannot be told from transfer: a transfer takes at most the shortest time")
+    return _show(Answer("communication", classes.SCHEMA, table, notes, screen), options)
 
 
 def _screen(by: Sequence[str], columns: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
@@ -343,15 +368,3 @@ def _of_steps(table: "pl.DataFrame", subject: Subject) -> "pl.DataFrame":
     import polars as pl
 
     return table if subject.steps is None else table.filter(pl.col("step").is_in(subject.steps))
-
-
-def _notes_on_devices(subject: Subject) -> tuple[str, ...]:
-    """Which ranks say nothing about their device, or not all."""
-    notes = list(subject.notes)
-    silent = [trace.rank for trace in subject.traces if not trace.num_activities]
-    if silent:
-        notes.append(f"rank {number_ranges(silent)} has no device activities: device times are not measured there")
-    lost = [trace.rank for trace in subject.traces if trace.device_tail_lost]
-    if lost:
-        notes.append(f"the end of the device trace of rank {number_ranges(lost)} is lost: its times are not measured")
-    return tuple(notes)

@@ -4,6 +4,7 @@ from cyclopts import App
 
 from chakra_capture.cli.analyses import communication, device, idle, kernels, launches, memory, operators
 from chakra_capture.cli.critical_path import critical_path
+from chakra_capture.cli.optional_analyses import allocations, modules, spotted
 from chakra_capture.cli.step_analyses import input_, phases, steps, stragglers
 
 _HELP = """Ask a recorded run one question; the answer is one table.
@@ -15,6 +16,9 @@ _HELP = """Ask a recorded run one question; the answer is one table.
     chakra-capture analyze kernels PATH       which kernels take the time?
     chakra-capture analyze launches PATH      does the host launch fast enough?
     chakra-capture analyze memory PATH        how fast are the copies?
+    chakra-capture analyze allocations PATH   how much memory, and who takes it?
+    chakra-capture analyze modules PATH       which part of the model?
+    chakra-capture analyze spotted PATH       recompute, conversions, graphs?
     chakra-capture analyze communication PATH bandwidth, waiting, who waits?
     chakra-capture analyze phases PATH        which phase, on CPU and device?
     chakra-capture analyze input PATH         does the loop wait for data?
@@ -37,6 +41,9 @@ def analyze_app() -> App:
     built.command(kernels)
     built.command(launches)
     built.command(memory)
+    built.command(allocations)
+    built.command(modules)
+    built.command(spotted)
     built.command(communication)
     built.command(phases)
     built.command(input_, name="input")

@@ -98,7 +98,7 @@ def percent(part: float | None, whole: float | None) -> str:
 def size(num_bytes: int) -> str:
     """Write a file size for people."""
     for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= step:
+        if abs(num_bytes) >= step:
             return f"{num_bytes / step:.1f} {unit}"
     return f"{num_bytes} B"
 

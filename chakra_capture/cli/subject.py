@@ -68,3 +68,15 @@ def open_subject(path: Path, options: Options) -> Subject:
     notes = [f"rank {number_ranges([*tables.unmerged])} is not merged and not in here"] if tables.unmerged else []
     traces = tuple(MergedTrace(rank, folder / layout.rank_folder_name(rank)) for rank in ranks)
     return Subject(traces, MergedRun(folder), steps, tuple(notes))
+
+
+def notes_on_devices(subject: Subject) -> tuple[str, ...]:
+    """Which ranks say nothing about their device, or not all."""
+    notes = list(subject.notes)
+    silent = [trace.rank for trace in subject.traces if not trace.num_activities]
+    if silent:
+        notes.append(f"rank {number_ranges(silent)} has no device activities: device times are not measured there")
+    lost = [trace.rank for trace in subject.traces if trace.device_tail_lost]
+    if lost:
+        notes.append(f"the end of the device trace of rank {number_ranges(lost)} is lost: its times are not measured")
+    return tuple(notes)

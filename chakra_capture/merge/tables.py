@@ -343,6 +343,9 @@ def _step_numbers(columns: Columns) -> Int64:
 
 def _steps(columns: Columns, ends: Int64) -> Int64:
     """Step of each row: the ProfilerStep of its process that holds its start; of a device row that of its launch."""
+    # A recorded Python stack has a step begin in a call (``__enter__``) that ends long before it: clipped to that call
+    # it would hold nothing. Only of a step that was still open its thread tells the end.
+    ends = np.where(columns.dur_ns == MISSING, ends, columns.ts_ns + columns.dur_ns)
     numbers = _step_numbers(columns)
     step = missing(len(columns))
     named = step_rows(columns)

@@ -28,6 +28,10 @@ class MergedTrace:
         """Some columns of nodes, read anew: those of text can take more memory than all others."""
         return _read_table(self.folder / layout.NODES_FILE, columns)
 
+    def rows_of(self, kinds: Sequence[str], *columns: str) -> pl.DataFrame:
+        """Some columns of the rows of some kinds, read anew: texts of the other rows are never in memory at once."""
+        return _read_table(self.folder / layout.NODES_FILE, columns, pl.col("kind").is_in(list(kinds)))
+
     @cached_property
     def edges(self) -> pl.DataFrame:
         return self._read(layout.EDGES_FILE)
@@ -109,9 +113,11 @@ class _Alignment(msgspec.Struct):
     clocks: dict[int, RankClock] = {}
 
 
-def _read_table(path: Path, columns: Sequence[str] | None = None) -> pl.DataFrame:
+def _read_table(path: Path, columns: Sequence[str] | None = None, which: pl.Expr | None = None) -> pl.DataFrame:
     try:
         with path.open("rb") as file:  # polars takes no path that is not valid UTF-8
+            if which is not None:
+                return pl.scan_parquet(file).filter(which).select(*(columns or ())).collect()
             return pl.read_parquet(file, columns=None if columns is None else list(columns))
     except (OSError, pl.exceptions.PolarsError) as error:
         raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error

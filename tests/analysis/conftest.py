@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 from commands import run as command
-from handed import DATA, require
+from handed import DATA, SAMPLES, require
 
 
 @pytest.fixture(scope="session")
@@ -14,7 +14,7 @@ def merged(tmp_path_factory):
     @cache
     def folder(name):
         out = tmp_path_factory.mktemp("merged")
-        source = DATA / name
+        source = (SAMPLES.parent if name.startswith(SAMPLES.name) else DATA) / name
         if name.startswith("device_only"):
             done = command("merge", "--device", require(source.with_name(source.name + ".json.gz")), "-o", out)
         else:

@@ -1,16 +1,17 @@
 import json
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from builder import TraceBuilder, assert_table, merge_files
 from commands import run
-from handed import DATA, require
+from handed import DATA, expected_breakdown, require
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracle import DeviceFile
 
 from chakra_capture.analysis.device import SCHEMA, device_breakdown, device_time
-from chakra_capture.analysis.hta_breakdown import hta_breakdown
 from chakra_capture.trace.discovery import WindowFiles
 
 PARTS = ("span_ns", "compute_ns", "exposed_communication_ns", "exposed_memory_ns", "idle_ns")
@@ -81,20 +82,76 @@ def test_parts_of_steps_are_those_of_counting_instants(spans: list[tuple[str, in
     assert len(table) == 1 + len(steps)
 
 
-# In ms: idle, compute, non-compute; overlap in percent. What HTA 0.6.1 itself prints on these traces in whole us.
+# In ms: idle, compute, non-compute; overlap in percent. What HTA 0.6.1 itself prints on these traces in whole us; of
+# the last one, in ns, what its definitions give without its rounding.
 HTA = {
-    "hta_trace_diff_control": (62.119, 234.760, 86.525, 47.03),
-    "hta_sampled_two_ranks_0": (321.378, 106.252, 172.428, 11.81),
-    "hta_sampled_two_ranks_1": (328.671, 135.548, 136.455, 20.05),
+    "device_only/hta_trace_diff_control": (62.119, 234.760, 86.525, 47.03),
+    "device_only/hta_sampled_two_ranks_0": (321.378, 106.252, 172.428, 11.81),
+    "device_only/hta_sampled_two_ranks_1": (328.671, 135.548, 136.455, 20.05),
+    "pairs/linear_one_of_40_iterations": (637.587, 369.343, 1.640, None),
+    "pairs/resnet50_ddp_twin": (336.420, 76.936, 22.232, 14.76),
 }
 
 
+def hta_of(folder: Path) -> dict[str, Any]:
+    (row,) = json.loads(run("analyze", "device", folder, "--definitions", "hta", "--json").out)["rows"]
+    return row  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize("name", HTA)
-def test_hta_definitions_give_what_hta_prints(name: str, tmp_path: Path) -> None:
-    path = require(DATA / "device_only" / f"{name}.json.gz")
-    (row,) = hta_breakdown(merge_files(tmp_path, WindowFiles(None, path), force=True)).to_dicts()
+def test_hta_definitions_give_what_hta_prints(merged: Any, name: str) -> None:
+    row = hta_of(merged(name))
     times = [round(row[f"{part}_time_ns"] / 1e6, 3) for part in ("idle", "compute", "non_compute")]
-    assert (*times, round(row["comp_comm_overlap_pctg"], 2)) == HTA[name]
+    overlap = row["comp_comm_overlap_pctg"]
+    assert (*times, None if overlap is None else round(overlap, 2)) == HTA[name]
+
+
+# No step, or one, is marked: HTA leaves nothing out.
+WHOLE = (
+    "device_only/hta_alexnet_critical_path", "device_only/hta_simple_add_critical_path", "device_only/hta_event_sync",
+    "device_only/hta_event_sync_multi_stream", "device_only/hta_mi250_minitoy", "pairs/linear_one_of_40_iterations",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_without_two_steps_the_definitions_of_hta_are_of_the_whole_handed_breakdown(merged: Any, name: str) -> None:
+    row, stated = hta_of(merged(name)), expected_breakdown()[name.removeprefix("device_only/")]
+    assert row["kernel_time_ns"] == stated["span_ns"]
+    assert row["idle_time_ns"] == stated["idle_ns"]
+    assert row["compute_time_ns"] == stated["compute_ns"]
+    assert row["non_compute_time_ns"] == stated["exposed_comm_ns"] + stated["exposed_mem_ns"]
+    assert row["comp_comm_overlap_pctg"] == stated["comm_comp_overlap_pct"]
+
+
+def length(spans: list[tuple[int, int]]) -> int:
+    """Time covered, by going over the spans in order."""
+    total, reached = 0, 0
+    for low, high in sorted(spans):
+        total += max(0, high - max(low, reached))
+        reached = max(reached, high)
+    return total
+
+
+@pytest.mark.parametrize(
+    "path", ["device_only/hta_trace_diff_control", "device_only/hta_sampled_two_ranks_0",
+             "device_only/hta_sampled_two_ranks_1", "pairs/resnet50_ddp_twin/device/rank-0"]
+)  # fmt: skip
+def test_hta_takes_what_was_launched_before_the_last_step_and_no_copy_for_compute(merged: Any, path: str) -> None:
+    truth = DeviceFile.read(require(DATA / f"{path}.json.gz"))
+    last = max(row.ts for row in truth.rows if row.is_step and row.kind == "annotation")
+    spans: dict[str, list[tuple[int, int]]] = {"compute": [], "nccl": [], "copy": []}
+    for row, call in truth.launch_of().items():
+        if call is not None and call.ts < last:
+            kernel = "nccl" if row.name.startswith("nccl") else "compute"
+            spans[kernel if row.kind == "kernel" else "copy"].append((row.ts, row.end))
+    every = [span for each in spans.values() for span in each]
+    busy, compute = length(every), length(spans["compute"])
+    both = length(spans["compute"]) + length(spans["nccl"]) - length(spans["compute"] + spans["nccl"])
+    row = hta_of(merged(path.removesuffix("/device/rank-0")))
+    assert row["kernel_time_ns"] == max(high for _, high in every) - min(low for low, _ in every)
+    assert row["idle_time_ns"] == row["kernel_time_ns"] - busy
+    assert (row["compute_time_ns"], row["non_compute_time_ns"]) == (compute, busy - compute)
+    assert row["comp_comm_overlap_pctg"] == pytest.approx(100 * both / length(spans["nccl"]))
 
 
 def test_the_command_shows_the_breakdown_of_the_steps_asked_for(tmp_path: Path) -> None:

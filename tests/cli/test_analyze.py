@@ -10,10 +10,12 @@ from handed import CASES, load_json, require
 from chakra_capture.cli.analyze import analyze_app
 
 NAMES = sorted(name for name in analyze_app() if not name.startswith("-"))
-MODULES = {"device": "device", "idle": "idle", "kernels": "kernels", "operators": "operators", "launches": "launches",
-           "memory": "copies", "communication": "communication", "steps": "step_tables",
-    "phases": "phase_means", "input": "input_waits", "stragglers": "stragglers",
-    "critical-path": "critical_path"}  # fmt: skip
+MODULES = {
+    "device": "device", "idle": "idle", "kernels": "kernels", "operators": "operators", "launches": "launches",
+    "memory": "copies", "communication": "communication", "steps": "step_tables", "phases": "phase_means",
+    "input": "input_waits", "stragglers": "stragglers", "critical-path": "critical_path", "allocations": "allocations",
+    "modules": "modules", "spotted": "spotted",
+}  # fmt: skip
 
 
 def small_run(folder: Path) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from builder import TraceBuilder, assert_table, merge_files, write_json
+from builder import MAIN, TraceBuilder, assert_table, merge_files, write_json
 from handed import CASES, DATA, require
 
 from chakra_capture.trace.discovery import WindowFiles
@@ -358,3 +358,14 @@ def test_times_near_the_largest_make_no_negative_time(tmp_path: Path) -> None:
     nodes = merge_files(tmp_path / "out", WindowFiles(None, path)).nodes
     assert nodes.filter(pl.col("self_dur_ns") < 0).is_empty()
     assert nodes.sort("ts_ns")["parent_id"].to_list() == [None, 0]
+
+
+def test_a_step_that_begins_in_a_python_call_holds_what_comes_after_that_call(tmp_path):
+    # With a recorded stack ProfilerStep is entered within ``__enter__``, which returns long before the step ends.
+    trace = TraceBuilder()
+    for name, ts, dur in (("train", 0, 120), ("__enter__", 5, 10)):
+        trace.event(ph="X", cat="python_function", name=name, pid=trace.pid, tid=MAIN, ts=ts, dur=dur, args={})
+    trace.step(3, 10, 100, host=False).op("aten::mm", 50, 20).launched("gemm", 70, 9, 1, at=60)
+    trace.op("aten::later", 112, 3)
+    rows = dict(trace.merged(tmp_path, host=False).nodes.select("name", "step").rows())
+    assert rows == {**rows, "aten::mm": 3, "gemm": 3, "aten::later": None, "__enter__": None, "train": None}

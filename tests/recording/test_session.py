@@ -312,13 +312,27 @@ def test_compressed_traces_are_whole_and_nothing_is_left_beside_them(tmp_path):
 
 
 def test_profiler_options_reach_the_trace(tmp_path):
-    with capture(settings(tmp_path, 1, 1, with_stack=True, profile_memory=True, record_shapes=False)) as session:
+    chosen = settings(tmp_path, 1, 1, with_stack=True, profile_memory=True, all_threads=False, record_shapes=False)
+    with capture(chosen) as session:
         train(session, 3)
 
     content = read(tmp_path / "0_kineto/rank-0.json")
     assert (content["with_stack"], content["profile_memory"]) == (1, 1)
     assert "record_shapes" not in content
     assert any(e.get("cat") == "python_function" for e in content["traceEvents"])
+    assert any(e.get("name") == "[memory]" for e in content["traceEvents"])
+
+
+def test_allocations_are_recorded_instead_of_all_threads_and_that_is_said(tmp_path, caplog):
+    with capture(settings(tmp_path, 1, 1, profile_memory=True)) as session:
+        train(session, 3)
+
+    events = read(tmp_path / "0_kineto/rank-0.json")["traceEvents"]
+    assert sum(e["args"]["Bytes"] > 0 for e in events if e.get("name") == "[memory]") > 0
+    said = [message for message in caplog.messages if "all_threads has no effect" in message]
+    assert len(said) == 1
+    assert manifest(tmp_path)["unavailable_options"] == ["all_threads"]
+    assert "profile_all_threads" not in manifest(tmp_path)["options"]["options"]
 
 
 def test_only_chosen_ranks_record_the_window_and_all_their_phases(tmp_path):
