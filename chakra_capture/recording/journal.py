@@ -10,11 +10,12 @@ from typing import Any
 
 from chakra_capture.recording.spans import Spans, Stretch
 
-_BEGIN, _END, _START_STEP, _END_STEP = range(4)
+BEGIN, END, START_STEP, END_STEP = range(4)
 # Some tens of steps, a fraction of a millisecond; a loop that enters phases without end in one step is summed up in
 # between.
-_MOST_MOVES = 4096
-_MOVES_AT_ONCE = 256
+MOST_MOVES = 4096
+MOVES_AT_ONCE = 256
+Moves = list[tuple[int, Any, int]]
 
 
 class Journal:
@@ -23,12 +24,17 @@ class Journal:
     Args:
         clock: monotonic ns.
         when_full: called where the journal grows too long inside a step; has to replay it.
+
+    Attributes:
+        moves: (kind, what, ns) of each, and always the same list. Who knows that this thread is the one followed, and
+            looks at ``MOST_MOVES``, may add to it: where nothing is in a cache a call in between takes a microsecond.
+        thread: the one that is followed; 0 where that is not known yet.
     """
 
     def __init__(self, clock: Callable[[], int], when_full: Callable[[], None]) -> None:
         self._clock, self._when_full = clock, when_full
-        self._moves: list[tuple[int, Any, int]] = []
-        self._thread = 0
+        self.moves: Moves = []
+        self.thread = 0
         self._now = clock()
         self._gap: Stretch | None = None
         # Whichever thread replays, what it replays is of the one thread that is followed.
@@ -36,37 +42,31 @@ class Journal:
 
     def begin(self, name: str) -> None:
         """Enter a phase."""
-        if get_ident() != self._thread and not self._is_here():
+        if get_ident() != self.thread and not self._is_here():
             return
-        self._moves.append((_BEGIN, name, self._clock()))
-        if len(self._moves) >= _MOST_MOVES:
+        self.moves.append((BEGIN, name, self._clock()))
+        if len(self.moves) >= MOST_MOVES:
             self._when_full()
 
     def end(self, name: str) -> None:
         """Leave a phase."""
-        if get_ident() != self._thread and not self._is_here():
+        if get_ident() != self.thread and not self._is_here():
             return
-        self._moves.append((_END, name, self._clock()))
-
-    def start_step(self, step: int) -> None:
-        """Begin a step."""
-        self._thread = get_ident()
-        self._moves.append((_START_STEP, step, self._clock()))
-
-    def end_step(self, note: Any, now: int) -> bool:
-        """End the step; ``note`` comes back with it. Says whether it is time to replay."""
-        self._moves.append((_END_STEP, note, now))
-        return len(self._moves) >= _MOVES_AT_ONCE
+        self.moves.append((END, name, self._clock()))
 
     def replay(self) -> Iterator[tuple[Any, Stretch, Stretch | None]]:
-        """Give the steps that have ended: (note, step, time before it); then the spans are at the present."""
-        moves, self._moves, spans = self._moves, [], self.spans
+        """Give the steps that have ended: (what was noted at their end, step, time before it).
+
+        Then the spans are at the present.
+        """
+        moves, spans = self.moves[:], self.spans
+        del self.moves[: len(moves)]
         for kind, what, self._now in moves:
-            if kind == _BEGIN:
+            if kind == BEGIN:
                 spans.begin(what)
-            elif kind == _END:
+            elif kind == END:
                 spans.end(what)
-            elif kind == _START_STEP:
+            elif kind == START_STEP:
                 self._gap = spans.start_step(what)
             else:
                 yield what, spans.end_step(), self.take_gap()
@@ -79,6 +79,6 @@ class Journal:
 
     def _is_here(self) -> bool:
         me = get_ident()
-        if not self._thread:
-            self._thread = me
-        return self._thread == me
+        if not self.thread:
+            self.thread = me
+        return self.thread == me

@@ -18,12 +18,14 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from chakra_capture.annotations import FIRST, PARTIAL, WHOLE_STEP
 from chakra_capture.layout import part_path
-from chakra_capture.recording.journal import Journal
+from chakra_capture.recording.journal import END_STEP, MOVES_AT_ONCE, START_STEP, Journal
 from chakra_capture.recording.live_line import LiveLine
 from chakra_capture.recording.manifest import ClockAnchor, Manifest
 from chakra_capture.recording.phase_file import PhaseFile
@@ -45,6 +47,7 @@ class StepPhases:
         device: times phases on the device, too.
         live: shows what the steps take.
         watch: told number and time (ns) of each step that nothing disturbed.
+        guard: calls what may fail where nothing else would catch it, in the middle of a step.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class StepPhases:
         device: DeviceClock | None = None,
         live: LiveLine | None = None,
         watch: Callable[[int, int], None] | None = None,
+        guard: Callable[[Callable[[], None]], None] = lambda action: action(),
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._path, self._device, self._live, self._watch, self._clock = path, device, live, watch, clock
@@ -65,9 +69,11 @@ class StepPhases:
             os.replace(path, part)
         self._file = PhaseFile(part, is_continued=goes_on and part.exists(), clock=clock)
         # Marks of a device have to be put, and asked for, at the time: there nothing is noted for later.
-        self._journal = Journal(clock, self.sum_up) if device is None else None
+        self._journal = Journal(clock, lambda: guard(self.sum_up)) if device is None else None
         self._spans = self._journal.spans if self._journal is not None else Spans(clock, device)
-        # The hot path: entering a phase, or what the loop does between two steps, and leaving it.
+        # The hot path: entering a phase, or what the loop does between two steps, and leaving it. Where there is a list
+        # of moves they raise nothing: all they do is take a note in it.
+        self.moves = self._journal.moves if self._journal is not None else None
         noted = self._journal or self._spans
         self.begin, self.end = noted.begin, noted.end
         self.open_step: int | None = None
@@ -102,9 +108,10 @@ class StepPhases:
                 return
             self.flag(PARTIAL)
             self.end_step()
-        self.open_step = step
-        if self._journal is not None:
-            self._journal.start_step(step)
+        self.open_step, journal = step, self._journal
+        if journal is not None:
+            journal.thread = get_ident()
+            journal.moves.append((START_STEP, step, self._clock()))
         else:
             self._gap = self._spans.start_step(step)
 
@@ -113,26 +120,30 @@ class StepPhases:
         step, self.open_step = self.open_step, None
         if step is None:
             return False
-        flags = None
-        if self._flags:
-            flags = sorted(self._flags)
-            self._flags.clear()
-        now = self._clock()
+        now, more = self._clock(), None
         is_due = now >= self._file.next_ns
+        if self._flags or is_due or self._batch_size is not None or self._left is not None:
+            more = self._more(is_due=is_due)
+        moves = self.moves
+        if moves is None:
+            self._take((step, more), self._spans.end_step(), self._gap)
+            return is_due or self._left == 0
+        moves.append((END_STEP, (step, more), now))
+        return len(moves) >= MOVES_AT_ONCE or is_due or self._left == 0
+
+    def _more(self, *, is_due: bool) -> "_More":
+        flags = sorted(self._flags)
+        self._flags.clear()
         # Of the steps that end in one second the last says how much memory there was, the next how large a batch is.
-        more = self._memory() if is_due else None
+        more = self._memory() if is_due else {}
         if self._batch_size is not None:
-            more = {**(more or {}), "batch_size": self._batch_size}
+            more["batch_size"] = self._batch_size
             self._batch_size = None
         if is_due:
             self.wants_batch = True
-        note = (step, flags, more)
         if self._left is not None:
             self._left -= 1
-        if self._journal is None:
-            self._take(note, self._spans.end_step(), self._gap)
-            return is_due or self._left == 0
-        return self._journal.end_step(note, now) or is_due or self._left == 0
+        return _More(flags, more)
 
     def sum_up(self) -> None:
         """Make records of what was noted so far."""
@@ -140,17 +151,15 @@ class StepPhases:
             for note, step, gap in self._journal.replay():
                 self._take(note, step, gap)
 
-    def _take(
-        self, note: tuple[int, list[str] | None, dict[str, Any] | None], done: Stretch, gap: Stretch | None
-    ) -> None:
+    def _take(self, note: "tuple[int, _More | None]", done: Stretch, gap: Stretch | None) -> None:
         if not self._is_measures_said:
             self._say_measures()
-        number, flags, memory = note
+        number, more = note
         if self._live is not None:
             self._live.add(number, done)
-        if self._watch is not None and not flags:
+        if self._watch is not None and not (more and more.flags):
             self._watch(number, done.work_ns)
-        ended = _Ended(number, done, gap, flags, memory)
+        ended = _Ended(number, done, gap, more)
         self._gap = None
         if done.marks or self._pending:
             self._pending.append(ended)
@@ -321,15 +330,21 @@ class _Quoted(dict[str, str]):
         return quoted
 
 
+@dataclass(frozen=True, slots=True)
+class _More:
+    """What few steps have: flags, and what is noted once a second."""
+
+    flags: list[str]
+    values: dict[str, Any]
+
+
 class _Ended:
     """A step that has ended, not put into words yet."""
 
-    __slots__ = ("flags", "gap", "memory", "number", "stretch")
+    __slots__ = ("gap", "more", "number", "stretch")
 
-    def __init__(
-        self, number: int, stretch: Stretch, gap: Stretch | None, flags: list[str] | None, memory: dict[str, Any] | None
-    ) -> None:
-        self.number, self.stretch, self.gap, self.flags, self.memory = number, stretch, gap, flags, memory
+    def __init__(self, number: int, stretch: Stretch, gap: Stretch | None, more: _More | None) -> None:
+        self.number, self.stretch, self.gap, self.more = number, stretch, gap, more
 
     def text(self, quoted: _Quoted) -> str:
         """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
@@ -343,10 +358,11 @@ class _Ended:
             text += f',"spans_left_out":{step.num_spans_left_out}'
         if gap is not None:
             text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
-        if self.flags:
-            text += f',"flags":{json.dumps(self.flags)}'
-        for name, value in (self.memory or {}).items():
-            text += f',"{name}":{json.dumps(value)}'
+        if self.more is not None:
+            if self.more.flags:
+                text += f',"flags":{json.dumps(self.more.flags)}'
+            for name, value in self.more.values.items():
+                text += f',"{name}":{json.dumps(value)}'
         return text
 
 

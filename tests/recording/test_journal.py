@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chakra_capture.recording.journal import Journal
+from chakra_capture.recording.journal import END_STEP, START_STEP, Journal
 from chakra_capture.recording.spans import Spans, Stretch
 from recording.loops import Clock
 
@@ -36,9 +36,9 @@ def test_replayed_at_any_time_the_steps_are_those_of_spans_that_are_told_at_once
     journal._clock.now = now.now = 0
     for kind, name in moves:
         if kind == "step":
-            journal.start_step(number)
+            journal.moves.append((START_STEP, number, journal._clock()))
             gap = spans.start_step(number)
-            journal.end_step(number, journal._clock())
+            journal.moves.append((END_STEP, number, journal._clock()))
             expected.append((number, content(spans.end_step()), content(gap)))
             number += 1
         elif kind == "replay":
@@ -55,7 +55,8 @@ def test_replayed_at_any_time_the_steps_are_those_of_spans_that_are_told_at_once
 def test_what_another_thread_does_is_not_noted_and_any_thread_may_replay():
     clock = Clock()
     journal = Journal(clock, lambda: None)
-    journal.start_step(0)
+    journal.thread = threading.get_ident()
+    journal.moves.append((START_STEP, 0, clock()))
     journal.begin("backward")
     found: list[Any] = []
 
@@ -68,7 +69,7 @@ def test_what_another_thread_does_is_not_noted_and_any_thread_may_replay():
     thread.start()
     thread.join()
     journal.end("backward")
-    journal.end_step("note", clock())
+    journal.moves.append((END_STEP, "note", clock()))
     thread = threading.Thread(target=lambda: found.extend(journal.replay()))
     thread.start()
     thread.join()
@@ -85,11 +86,11 @@ def test_a_step_without_end_is_summed_up_in_between():
         calls.append(list(journal.replay()))
 
     journal = Journal(Clock(), when_full)
-    journal.start_step(0)
+    journal.moves.append((START_STEP, 0, 0))
     for _ in range(10_000):
         journal.begin("forward")
         journal.end("forward")
-        assert len(journal._moves) <= 4096
+        assert len(journal.moves) <= 4096
     assert len(calls) == 4
-    journal.end_step(None, 0)
+    journal.moves.append((END_STEP, None, 0))
     assert [step.totals["forward"].calls for _, step, _ in journal.replay()] == [10_000]
