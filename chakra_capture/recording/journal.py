@@ -35,10 +35,8 @@ class Journal:
         self._clock, self._when_full = clock, when_full
         self.moves: Moves = []
         self.thread = 0
-        self._now = clock()
         self._gap: Stretch | None = None
-        # Whichever thread replays, what it replays is of the one thread that is followed.
-        self.spans = Spans(lambda: self._now, thread=lambda: 1)
+        self.spans = Spans(clock)
 
     def begin(self, name: str) -> None:
         """Enter a phase."""
@@ -55,22 +53,20 @@ class Journal:
         self.moves.append((END, name, self._clock()))
 
     def replay(self) -> Iterator[tuple[Any, Stretch, Stretch | None]]:
-        """Give the steps that have ended: (what was noted at their end, step, time before it).
-
-        Then the spans are at the present.
-        """
+        """Give the steps that have ended: (what was noted at their end, step, time before it)."""
         moves, spans = self.moves[:], self.spans
         del self.moves[: len(moves)]
-        for kind, what, self._now in moves:
+        # Whichever thread replays, what it replays is of the one thread that is followed.
+        enter, leave, turn = spans.enter, spans.leave, spans.turn
+        for kind, what, now in moves:
             if kind == BEGIN:
-                spans.begin(what)
+                enter(what, now)
             elif kind == END:
-                spans.end(what)
+                leave(what, now)
             elif kind == START_STEP:
-                self._gap = spans.start_step(what)
+                self._gap = turn(now)
             else:
-                yield what, spans.end_step(), self.take_gap()
-        self._now = self._clock()
+                yield what, turn(now), self.take_gap()
 
     def take_gap(self) -> Stretch | None:
         """The time before the step that runs, once."""

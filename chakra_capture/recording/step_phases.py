@@ -84,7 +84,7 @@ class StepPhases:
         self._flags: set[str] = {FIRST}
         self._gap: Stretch | None = None
         # Steps, and lines that come after them.
-        self._pending: deque[_Ended | bytes] = deque()
+        self._pending: deque[tuple[Stretch, str] | bytes] = deque()
         self._quoted = _Quoted()
         self._measures: dict[str, str | None] = {}
         self._is_measures_said = True
@@ -159,13 +159,13 @@ class StepPhases:
             self._live.add(number, done)
         if self._watch is not None and not (more and more.flags):
             self._watch(number, done.work_ns)
-        ended = _Ended(number, done, gap, more)
         self._gap = None
+        text = _text(number, done, gap, more, self._quoted)
         if done.marks or self._pending:
-            self._pending.append(ended)
+            self._pending.append((done, text))
             self._settle(at_most=_MOST_PENDING)
         else:
-            self._file.add(f"{ended.text(self._quoted)}}}".encode())
+            self._file.add(f"{text}}}".encode())
 
     def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
         """The step turned out to hold no work, or work for nothing: its time belongs to the time between the steps.
@@ -249,20 +249,20 @@ class StepPhases:
     def _settle(self, *, at_most: int) -> None:
         """Hand on the records whose device times are known, in order; the oldest without them if they are too many."""
         while self._pending:
-            step = self._pending[0]
-            if isinstance(step, bytes):
-                self._file.add(step)
+            first = self._pending[0]
+            if isinstance(first, bytes):
+                self._file.add(first)
                 self._pending.popleft()
                 continue
-            marks = step.stretch.marks
-            is_known = not marks or self._has_passed(step.stretch)
+            stretch, text = first
+            marks = stretch.marks
+            is_known = not marks or self._has_passed(stretch)
             if not is_known and len(self._pending) <= at_most:
                 return
             self._pending.popleft()
-            text = step.text(self._quoted)
             if marks:
-                times = self._device_times(step.stretch) if is_known else None
-                self._release(step.stretch)
+                times = self._device_times(stretch) if is_known else None
+                self._release(stretch)
                 text = f'{text},"device_ns":{json.dumps(times)}'
             self._file.add(f"{text}}}".encode())
 
@@ -338,35 +338,29 @@ class _More:
     values: dict[str, Any]
 
 
-class _Ended:
-    """A step that has ended, not put into words yet."""
-
-    __slots__ = ("gap", "more", "number", "stretch")
-
-    def __init__(self, number: int, stretch: Stretch, gap: Stretch | None, more: _More | None) -> None:
-        self.number, self.stretch, self.gap, self.more = number, stretch, gap, more
-
-    def text(self, quoted: _Quoted) -> str:
-        """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
-        step, gap = self.stretch, self.gap
-        spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
-        text = (
-            f'{{"kind":"step","step":{self.number},"begin_ns":{step.begin_ns},"ns":{step.end_ns - step.begin_ns},'
-            f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
-        )
-        if step.num_spans_left_out:
-            text += f',"spans_left_out":{step.num_spans_left_out}'
-        if gap is not None:
-            text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
-        if self.more is not None:
-            if self.more.flags:
-                text += f',"flags":{json.dumps(self.more.flags)}'
-            for name, value in self.more.values.items():
-                text += f',"{name}":{json.dumps(value)}'
-        return text
+def _text(number: int, step: Stretch, gap: Stretch | None, more: _More | None, quoted: _Quoted) -> str:
+    """The record of a step as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
+    begin_ns = step.begin_ns
+    spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
+    text = (
+        f'{{"kind":"step","step":{number},"begin_ns":{begin_ns},"ns":{step.end_ns - begin_ns},'
+        f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
+    )
+    if step.num_spans_left_out:
+        text += f',"spans_left_out":{step.num_spans_left_out}'
+    if gap is not None:
+        text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
+    if more is not None:
+        if more.flags:
+            text += f',"flags":{json.dumps(more.flags)}'
+        for name, value in more.values.items():
+            text += f',"{name}":{json.dumps(value)}'
+    return text
 
 
 def _totals(stretch: Stretch, quoted: _Quoted) -> str:
+    if not stretch.totals:
+        return "{}"
     return f"{{{','.join([f'{quoted[name]}:[{t.ns},{t.calls}]' for name, t in stretch.totals.items()])}}}"
 
 

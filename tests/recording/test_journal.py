@@ -32,7 +32,7 @@ def test_replayed_at_any_time_the_steps_are_those_of_spans_that_are_told_at_once
     # Each move reads its clock once in both.
     journal, now = Journal(Clock(), lambda: None), Clock()
     spans, number, found, expected = Spans(now), 0, [], []
-    journal._now = journal.spans.stretch.begin_ns = spans.stretch.begin_ns = 0
+    journal.spans.stretch.begin_ns = spans.stretch.begin_ns = 0
     journal._clock.now = now.now = 0
     for kind, name in moves:
         if kind == "step":
