@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
+from time import monotonic_ns
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from chakra_capture.annotations import FORWARD, OPTIMIZER
 from chakra_capture.errors import RecordingError
+from chakra_capture.recording.journal import BEGIN, END, MOST_MOVES
 from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
 
@@ -94,7 +96,11 @@ class ModuleCalls:
         if not self.has_run:
             self.has_run = True
             self.session.measures(FORWARD)
-        self.session.begin_phase(FORWARD)
+        moves = self.session.moves
+        if moves is not None and len(moves) < MOST_MOVES:
+            moves.append((BEGIN, FORWARD, monotonic_ns()))
+        else:
+            self.session.begin_phase(FORWARD)
         return True
 
     def _find(self) -> Undo:
@@ -140,7 +146,11 @@ class _TimedCall:
             return self._call(*args, **kwargs)
         finally:
             calls.is_inside = False
-            calls.session.end_phase(FORWARD)
+            moves = calls.session.moves
+            if moves is not None:
+                moves.append((END, FORWARD, monotonic_ns()))
+            else:
+                calls.session.end_phase(FORWARD)
 
 
 class OptimizerHooks:

@@ -169,9 +169,12 @@ class PlainLoop:
     def end(self, name: str) -> None:
         """Leave a phase, and the step where that was its update."""
         inside = self._inside
-        if name not in inside:
+        if inside and inside[-1] == name:
+            inside.pop()
+        elif name in inside:
+            del inside[inside.index(name) :]
+        else:
             return
-        del inside[inside.index(name) :]
         moves = self.session.moves
         if moves is not None:
             moves.append((END, name, monotonic_ns()))
