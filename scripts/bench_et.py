@@ -116,7 +116,8 @@ def measured(what: str, merged: Path, profile: str) -> dict[str, float]:
 def prepared(factor: int, folder: Path) -> Path:
     """The twin pair grown and merged."""
     files = [next((TWIN / side).iterdir()) for side in ("host", "device")]
-    grown = [folder / f"{side}-{factor}.json" for side in ("host", "device")]
+    # Of a file with a number in its name the rank is that number.
+    grown = [folder / f"{side}.json" for side in ("host", "device")]
     subprocess.run([sys.executable, GROW, *files, str(factor), *grown], check=True, stdout=subprocess.DEVNULL)
     merged = folder / f"merged-{factor}"
     call = [sys.executable, "-m", "chakra_capture", "merge", "--host", grown[0], "--device", grown[1], "-o", merged]

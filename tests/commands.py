@@ -2,11 +2,14 @@
 
 import contextlib
 import io
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from chakra_capture.cli.main import main
 
@@ -31,6 +34,21 @@ def run(*args: Any) -> Outcome:
             code = end.code
     assert isinstance(code, int)
     return Outcome(code, out.getvalue(), err.getvalue())
+
+
+def taken_over(folder: Path, *args: Any) -> list[str] | Outcome:
+    """The command that ``chakra-capture ARGS`` becomes in a folder, or what it says where it becomes none."""
+    commands: list[list[str]] = []
+
+    def become(_: str, command: list[str]) -> None:
+        commands.append(command)
+        sys.exit(0)  # nothing follows
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(os, "execv", become)
+        outcome = run(*args)
+    return commands[0] if commands else outcome
 
 
 def process(*args: Any, before: str = "", cwd: Path | None = None, **options: Any) -> Outcome:

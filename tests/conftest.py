@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import warm
 from hypothesis import settings
 
 from chakra_capture.recording import registry
@@ -124,6 +125,13 @@ def _signal_handling() -> tuple[object, int, set[signal.Signals]]:
     signal.set_wakeup_fd(descriptor)
     blocked = {signal.Signals(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])}
     return {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}, descriptor, blocked
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_interpreters() -> Iterator[None]:
+    """End the interpreters that tests have had started."""
+    yield
+    warm.close_all()
 
 
 @pytest.fixture(autouse=True)

@@ -3,11 +3,11 @@
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 import yaml
 
 from chakra_capture.layout import RunPaths
@@ -19,13 +19,9 @@ COMMANDS = re.findall(r"^\| `python (configs/[^`]+)` \|", (CONFIGS / "README.md"
 def run(command: str, folder: Path) -> str:
     script, *arguments = shlex.split(command)
     environment = {k: v for k, v in os.environ.items() if k not in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "SCRATCH")}
-    done = subprocess.run(
-        [sys.executable, CONFIGS.parent / script, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
+    modules = warm.TRAINING if "plain_loop" in script else warm.LIGHTNING
+    done = warm.run(
+        [sys.executable, CONFIGS.parent / script, *arguments], cwd=folder, env=environment, modules=modules, timeout=300
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

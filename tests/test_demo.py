@@ -12,6 +12,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+import warm
 
 ROOT = Path(__file__).parent.parent
 WINDOW = list(range(5, 11))
@@ -148,9 +149,10 @@ def test_a_killed_rank_leaves_the_other_one_mergeable(tmp_path: Path) -> None:
     )
     traces = tmp_path / "traces"
     settings = {"enabled": "true", "start_step": 5, "end_step": 10, "trace_dir": traces}
-    trained = run(
-        sys.executable, script, *[f"chakra_profile.{k}={v}" for k, v in settings.items()], cwd=tmp_path, timeout=240
-    )
+    # Rank 0; it starts the other one by Python.
+    command = [sys.executable, script, *[f"chakra_profile.{k}={v}" for k, v in settings.items()]]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    trained = warm.run(command, cwd=tmp_path, timeout=240, env=environ, modules=warm.LIGHTNING)
     # The job dies as it does without us, of the error of the lost peer, by no signal.
     assert trained.returncode > 0, trained.stderr
     merged = run(CLI, "merge", traces, "--json")

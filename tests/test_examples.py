@@ -1,19 +1,24 @@
 """The examples run, and what they print of steps agrees with what the training itself has counted."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
+from commands import taken_over
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "scripts" / "examples"
 
 
+# What an example imports, and has imported when it begins here.
+FRAMEWORKS = {"monai_minimal.py": warm.MONAI, "lightning_minimal.py": warm.LIGHTNING, "plain_loop.py": warm.TRAINING}
+
+
 def printed(example: str, folder: Path, *options: str) -> dict[str, str]:
-    command = [sys.executable, str(EXAMPLES / example), *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    command = [sys.executable, EXAMPLES / example, *options]
+    done = warm.run(command, cwd=folder, modules=FRAMEWORKS[example], timeout=300)
     assert done.returncode == 0, done.stderr
     return {name: value.strip() for name, _, value in (line.partition(":") for line in done.stdout.splitlines())}
 
@@ -65,8 +70,9 @@ def recorded_without_a_change(example: str, folder: Path, *options: str) -> list
     folder.mkdir()
     script = folder / example
     script.write_text(text.replace("return\n    (path,) = (", "return\n    (path,) = Path()"))
-    command = [sys.executable, "-m", "chakra_capture", "run", script.name, "--", *options]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=300)
+    command = taken_over(folder, "run", script.name, "--", *options)
+    assert isinstance(command, list), command
+    done = warm.run(command, cwd=folder, modules=FRAMEWORKS[example], timeout=300)
     assert done.returncode == 0, done.stderr
     return calls_of(folder)
 

@@ -9,7 +9,7 @@ import polars as pl
 
 from chakra_capture.trace.schema import Column
 
-SCHEMA = (
+SUMMARY = (
     Column("process_group", pl.String, "name of the process group; null where nothing tells"),
     Column("mesh_dim", pl.String, "dimension of the device mesh that it serves"),
     Column("collective", pl.String, "operation"),
@@ -22,22 +22,50 @@ SCHEMA = (
            "ns"),
     Column("transfer_ns", pl.Float64, "median of the part after it; null = not measured", "ns"),
     Column("total_ns", pl.Float64, "sum over operations, mean over ranks", "ns"),
-    Column("algorithm_bytes_per_s", pl.Float64, "median algorithm bandwidth; null = not measured"),
-    Column("bus_bytes_per_s", pl.Float64, "median bus bandwidth; null = not measured"),
+    Column("algorithm_bytes_per_s", pl.Float64, "median algorithm bandwidth; null = not measured",
+           "bytes/s"),
+    Column("bus_bytes_per_s", pl.Float64, "median bus bandwidth; null = not measured",
+           "bytes/s"),
+)  # fmt: skip
+
+SCHEMA = (
+    *SUMMARY,
+    Column("overlap", pl.Float64, "part of the time of its kernels in which something computes; null: none ran as a "
+           "kernel (gloo)"),
+    Column("exposed_ns", pl.Float64, "time of its kernels in which nothing computes, sum over operations, mean over "
+           "ranks; that of two kernels at once counts to both; null like overlap", "ns"),
 )  # fmt: skip
 
 _BOTH_WAYS, _ONE_WAY = ("all_reduce",), ("all_gather", "reduce_scatter", "all_to_all")
 
 
 def communication_summary(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Sum up the operations of a run, the class that takes most time first.
+    """The same without what only kernels show, for an overview.
 
     Args:
         collectives: the table of the run, or the rows of some ranks.
 
     Returns:
+        a table of ``SUMMARY``; empty where nothing was communicated.
+    """
+    nothing = (pl.lit(None, dtype=pl.Int64).alias(name) for name in ("kernel_ns", "exposed_ns"))
+    return _classes(collectives.with_columns(nothing)).select(column.name for column in SUMMARY)
+
+
+def communication_statistics(collectives: pl.DataFrame, kernels: pl.DataFrame) -> pl.DataFrame:
+    """Sum up the operations of a run, the class that takes most time first.
+
+    Args:
+        collectives: the table of the run, or the rows of some ranks.
+        kernels: of these ranks, as ``exposed_of_kernels`` gives them.
+
+    Returns:
         a table of ``SCHEMA``; empty where nothing was communicated.
     """
+    return _classes(collectives.join(kernels, on=["rank", "node_id"], how="left", maintain_order="left"))
+
+
+def _classes(collectives: pl.DataFrame) -> pl.DataFrame:
     keys = ["process_group", "mesh_dim", "collective", "num_ranks", "size_class"]
     # log2 of 0 is no class; barrier and what sends nothing make one of their own.
     size_class = pl.when(pl.col("comm_bytes") > 0).then(pl.col("comm_bytes").log(2).floor()).cast(pl.Int64)
@@ -56,6 +84,10 @@ def communication_summary(collectives: pl.DataFrame) -> pl.DataFrame:
         total_ns=pl.when(pl.col("dur_ns").count() > 0).then(pl.col("dur_ns").sum() / pl.col("rank").n_unique()),
         algorithm_bytes_per_s=pl.col("algorithm").median(),
         bus_bytes_per_s=pl.col("bus").median(),
+        overlap=1 - pl.col("exposed_ns").sum() / pl.when(pl.col("kernel_ns").sum() > 0).then(pl.col("kernel_ns").sum()),
+        exposed_ns=pl.when(pl.col("exposed_ns").count() > 0).then(
+            pl.col("exposed_ns").sum() / pl.col("rank").n_unique()
+        ),
     )
     order = ["total_ns", "process_group", "collective", "min_bytes"]
     table = table.sort(order, descending=[True, False, False, False], nulls_last=True)

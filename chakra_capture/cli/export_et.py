@@ -51,9 +51,10 @@ def export_et(
     Profile astra holds what ASTRA-sim runs. Stretches of one operator are joined
     where nothing else waits; reduce and gather become all-reduce and all-gather,
     scatter a broadcast, a barrier an all-reduce of 1 byte; collectives of a single
-    rank become computation. What was changed is counted and shown. Profile full
-    holds every row, exact nanoseconds, shapes and types; rows that run nothing are
-    METADATA_NODEs. Check what was written with: chakra-capture validate.
+    rank become computation; communication of all groups is put in one order, since
+    ASTRA-sim has one of a rank at a time. What was changed is counted and shown.
+    Profile full holds every row, exact nanoseconds, shapes and types; rows that run
+    nothing are METADATA_NODEs. Check what was written with: chakra-capture validate.
 
     Examples:
         chakra-capture export et ./traces
@@ -151,6 +152,8 @@ def _as_json(done: "Export", profile: str) -> dict[str, Any]:
 
 def _print(done: "Export") -> None:
     written = [one for one in done.ranks if one.path]
+    if not written:
+        return
     nodes, num_bytes = sum(one.num_nodes for one in written), sum(one.num_bytes for one in written)
     ranks = f"rank{'s' * (len(written) > 1)} {number_ranges([one.rank for one in written])}"
     print_line(

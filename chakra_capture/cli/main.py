@@ -6,6 +6,7 @@ from io import TextIOWrapper
 
 from cyclopts import App, CycloptsError
 
+from chakra_capture.cli.analyze import analyze_app
 from chakra_capture.cli.compare import compare
 from chakra_capture.cli.config import config
 from chakra_capture.cli.doctor import doctor
@@ -18,6 +19,7 @@ from chakra_capture.cli.slice import slice_
 from chakra_capture.cli.summary import summary
 from chakra_capture.cli.trigger import trigger
 from chakra_capture.cli.validate import validate
+from chakra_capture.cli.what_if import what_if
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.merge.memory import prepare_process
 
@@ -27,7 +29,9 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture trigger TRACE_DIR    record some steps of a running job now
     chakra-capture merge TRACE_DIR      link host and device traces of all ranks
     chakra-capture summary TRACE_DIR    see where the step time goes
+    chakra-capture analyze NAME PATH    one table on one question
     chakra-capture compare A B          see whether a change made steps slower
+    chakra-capture what-if TRACE_DIR    see what would make steps faster
     chakra-capture query TRACE_DIR SQL  ask the tables of all ranks
     chakra-capture slice PATH -o DIR    cut some steps or ranks out of a run
     chakra-capture export et TRACE_DIR  write Chakra traces for simulators
@@ -51,6 +55,7 @@ def app() -> App:
     built.command(summary)
     built.command(inspect)
     built.command(compare)
+    built.command(analyze_app())
     built.command(query)
     built.command(slice_, name="slice")
     built.command(export_app())
@@ -58,6 +63,7 @@ def app() -> App:
     built.command(config)
     built.command(trigger)
     built.command(validate)
+    built.command(what_if)
     # Imported when it is asked for: it knows all settings.
     built.command("chakra_capture.cli.run:run", name="run", end_of_options_delimiter="--", help=_RUN_HELP)
     return built

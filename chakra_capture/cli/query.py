@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from chakra_capture.cli.cells import print_cells
 from chakra_capture.cli.output import (
     EXIT_OK,
     UsageError,
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from chakra_capture.trace.sql import RunTables
 
 _LIMIT = 50
-_GAP = 2
 _STDERR = 2
 
 
@@ -193,8 +193,6 @@ def _as_json(tables: "RunTables", frame: "pl.DataFrame", *, more: bool) -> dict[
 
 
 def _print_table(frame: "pl.DataFrame", *, more: bool) -> None:
-    from rich.table import Table
-
     from chakra_capture.cli.output import plain
     from chakra_capture.trace.values import as_text
 
@@ -202,34 +200,6 @@ def _print_table(frame: "pl.DataFrame", *, more: bool) -> None:
     cells = [[plain(as_text(value)) for value in column] for column in frame.iter_columns()]
     names = [plain(name) for name in frame.columns]
     is_number = [dtype.is_numeric() for dtype in frame.dtypes]
-    widths = _widths(names, cells, is_number, out.width)
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for name, numeric, width in zip(names, is_number, widths, strict=False):
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True, width=width, overflow="ellipsis")
-    for row in zip(*cells[: len(widths)], strict=True):
-        table.add_row(*row)
-    if widths:
-        out.print(table)
-    if len(widths) < len(names):
-        left = ", ".join(names[len(widths) :])
-        out.print(f"not enough room for the columns {left}; --json, --csv or -o show them")
+    print_cells(out, names, cells, is_number, others="--json, --csv or -o show them")
     print_line(f"the first {count_of(frame.height, 'row')}; --limit shows more" if more else
                count_of(frame.height, "row"))  # fmt: skip
-
-
-def _widths(names: list[str], cells: list[list[str]], is_number: list[bool], room: int) -> list[int]:
-    """How wide each column is; a number is never cut, so columns that do not fit are left out, from the last on."""
-    from rich.cells import cell_len
-
-    full = [max(map(cell_len, [name, *column])) for name, column in zip(names, cells, strict=True)]
-    least = [w if numeric else min(w, max(12, cell_len(name)))
-             for w, numeric, name in zip(full, is_number, names, strict=True)]  # fmt: skip
-    count = len(full)
-    while count > 1 and sum(least[:count]) + _GAP * (count - 1) > room:
-        count -= 1
-    widths, spare = least[:count], room - sum(least[:count]) - _GAP * (count - 1)
-    for at in range(count):
-        grown = min(full[at] - widths[at], max(0, spare))
-        widths[at] += grown
-        spare -= grown
-    return widths

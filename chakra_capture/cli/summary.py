@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from chakra_capture import layout
 from chakra_capture.cli.communication_table import print_communication
 from chakra_capture.cli.findings import findings_text, print_findings
+from chakra_capture.cli.merged import merge_stale
 from chakra_capture.cli.output import (
     EXIT_OK,
     console,
@@ -98,7 +98,7 @@ def summary(
     if phases_only and not run.phase_files:
         raise TraceFileError(f"{path} holds no phases of steps. Record with phases: true, or leave out --phases-only.")
     if not phases_only:
-        _merge_stale(run)
+        merge_stale(run)
     merged = {} if phases_only else run.merged_ranks
     known = sorted({*merged, *run.phase_files})
     if rank is not None and rank not in known:
@@ -140,20 +140,6 @@ def _write_summary(run: "Run", result: "Overview") -> None:
         write_json(path, final_summary(facts, result.diagnosis, result.phases, text=text))
     except OSError as fault:
         print_error(f"{path} is not written: {fault.strerror or fault}. The summary below is complete.")
-
-
-def _merge_stale(run: "Run") -> None:
-    """Merge the ranks whose tables are missing or of other traces."""
-    from chakra_capture.merge.many.origin import is_of
-    from chakra_capture.merge.many.run import merge_run
-    from chakra_capture.merge.report import MergeOptions
-
-    merged = run.merged_ranks
-    stale = [files.rank for files in run.ranks if files.rank not in merged or not is_of(merged[files.rank], files)]
-    is_matched = not run.ranks or (run.merged_dir / layout.COLLECTIVES_FILE).is_file()
-    for report in merge_run(run, run.merged_dir, MergeOptions(), ranks=stale) if stale or not is_matched else ():
-        if report.error:
-            print_error(f"rank {report.rank} was not merged: {report.error}")
 
 
 def _print(run: "Run", result: "Overview", top: int) -> None:

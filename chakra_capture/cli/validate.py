@@ -19,7 +19,6 @@ from chakra_capture.cli.output import (
     print_json,
     status,
 )
-from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -117,23 +116,13 @@ def validate(
 
 def _replay(path: Path, *, rules: bool, job: str | None, rank: int | None, json: bool) -> int:
     from chakra_capture.analysis.replay.run import replay_run
-    from chakra_capture.trace.discovery import find_run
-    from chakra_capture.trace.merged import MergedRun, MergedTrace
+    from chakra_capture.cli.replayed import merged_ranks, nothing_timed
 
-    run = find_run(path, job)
-    merged = run.merged_ranks
-    if not merged:
-        raise TraceFileError(f"{path} has no merged ranks. Merge it first, with: chakra-capture merge.")
-    if rank is not None and rank not in merged:
-        raise TraceFileError(f"{path} has no merged rank {rank}; it has {number_ranges([*merged])}. Name one of them.")
-    chosen = [MergedTrace(number, folder) for number, folder in merged.items() if rank in (None, number)]
+    run, chosen = merged_ranks(path, job, rank)
     with status(f"replaying {count_of(len(chosen), 'rank')}"):
-        windows = list(replay_run(MergedRun(run.merged_dir), chosen, ablate=rules))
+        windows = list(replay_run(run, chosen, ablate=rules))
     if not any(window.ranks for window in windows):
-        raise TraceFileError(
-            f"{path} holds nothing that has a time, so there is nothing to replay: a host trace alone has none. "
-            "Merge it with its device traces."
-        )
+        raise nothing_timed(path)
     is_replayable = all(one.is_replayable for window in windows for one in window.ranks)
     if json:
         print_json(

@@ -57,6 +57,16 @@ class MergedTrace:
         return any(device is not None and device["tail_lost"] for device in devices)
 
     @property
+    def num_activities(self) -> int:
+        """Device activities that were read; 0 where no device trace was."""
+        return sum(window["device"]["num_activities"] for window in self.link["windows"] if window["device"])
+
+    @property
+    def clock_offsets(self) -> dict[int, int]:
+        """By window, what the times of the device lag behind those of the host, ns."""
+        return {window["window"]: window["clock_offset_ns"] for window in self.link["windows"]}
+
+    @property
     def device_activities(self) -> pl.DataFrame:
         """Rows of kernels, copies and memsets that have a time."""
         is_activity = pl.col("kind").is_in(["kernel", "memcpy", "memset"])

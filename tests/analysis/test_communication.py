@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from chakra_capture.analysis.communication import SCHEMA, communication_summary
+from chakra_capture.analysis.communication import SUMMARY, communication_summary
 from chakra_capture.trace.schema import COLLECTIVES
 
 
@@ -68,4 +68,4 @@ def test_what_was_not_measured_is_null() -> None:
 
 def test_run_without_communication_has_an_empty_table() -> None:
     table = communication_summary(COLLECTIVES.schema.to_frame())
-    assert (table.height, table.columns) == (0, [column.name for column in SCHEMA])
+    assert (table.height, table.columns) == (0, [column.name for column in SUMMARY])

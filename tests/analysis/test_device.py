@@ -4,7 +4,7 @@ from builder import TraceBuilder, assert_table
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chakra_capture.analysis.device import SCHEMA, device_time
+from chakra_capture.analysis.device import TIMES, device_time
 from chakra_capture.analysis.kernels import kernel_summary
 from chakra_capture.analysis.operators import operator_summary
 from chakra_capture.analysis.steps import step_summary
@@ -15,7 +15,7 @@ def test_no_device_activity_gives_no_row(tmp_path: Path) -> None:
     assert device_time(trace).rows() == []
     assert kernel_summary(trace).rows() == []
     assert step_summary(trace).rows() == []
-    assert device_time(trace).schema.names() == [column.name for column in SCHEMA]
+    assert device_time(trace).schema.names() == [column.name for column in TIMES]
 
 
 SPAN = st.tuples(

@@ -5,7 +5,6 @@ import random
 import shutil
 from collections import defaultdict
 from dataclasses import replace as changed
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 from builder import TraceBuilder
 from commands import refused
 from commands import run as command
-from handed import DATA, require
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,24 +44,6 @@ COMPLETE = {
 }
 TWIN = "pairs/resnet50_ddp_twin"
 THINNED = ["device_only/hta_sampled_two_ranks_0", "device_only/hta_sampled_two_ranks_1"]
-
-
-@pytest.fixture(scope="module")
-def merged(tmp_path_factory):
-    """Merge a handed trace once; returns its folder of ranks."""
-
-    @cache
-    def folder(name):
-        out = tmp_path_factory.mktemp("merged")
-        source = DATA / name
-        if name.startswith("device_only"):
-            done = command("merge", "--device", require(source.with_name(source.name + ".json.gz")), "-o", out)
-        else:
-            done = command("merge", require(source), "--force", "-o", out)
-        assert done.code == 0, done
-        return out
-
-    return folder
 
 
 def traces_of(folder):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from builder import TraceBuilder
@@ -100,6 +101,46 @@ def test_its_jsonizer_reads_what_our_tests_take_for_an_et(programs, tmp_path):
         assert left["type"] == right["type"]
         assert left["duration_us"] == int(right["durationMicros"])
         assert left.get("data_deps", []) == [int(one) for one in right.get("dataDeps", [])]
+
+
+def objects(path: Path) -> list[dict]:
+    """What the jsonizer writes: JSON objects one after the other, which is no JSON document."""
+    decoder, text, at, found = json.JSONDecoder(), path.read_text().strip(), 0, []
+    while at < len(text):
+        one, at = decoder.raw_decode(text, at)
+        found.append(one)
+        while at < len(text) and text[at].isspace():
+            at += 1
+    return found
+
+
+@pytest.mark.parametrize("profile", ["astra", "full"])
+def test_its_jsonizer_and_visualizer_read_what_we_export(programs, tmp_path, profile):
+    pair = require(DATA / "pairs" / "simple_add_by_order")
+    own = (sys.executable, "-m", "chakra_capture")
+    call(*own, "merge", pair, "-o", tmp_path / "merged")
+    call(*own, "export", "et", tmp_path / "merged", "--profile", profile, "-o", tmp_path / "et")
+    trace, out, drawn = tmp_path / "et/chakra.0.et", tmp_path / "out.json", tmp_path / "out.graphml"
+    call(programs / "chakra_jsonizer", "--input_filename", trace, "--output_filename", out)
+    call(programs / "chakra_visualizer", "--input_filename", trace, "--output_filename", drawn)
+
+    head, *nodes = objects(out)
+    assert {one["name"]: one.get("stringVal") for one in head["attr"]}["profile"] == profile
+    with EtFile(trace) as file:
+        ours = list(file.nodes())
+    assert [int(one["id"]) for one in nodes] == [one.node_id for one in ours]
+    for theirs, node in zip(nodes, ours, strict=True):
+        assert theirs["type"] == NodeType(node.type).name
+        assert int(theirs.get("durationMicros", 0)) == node.duration_us
+        assert int(theirs["startTimeMicros"]) == node.start_us
+        assert [int(one) for one in theirs.get("dataDeps", [])] == list(node.data_deps)
+        assert theirs.get("name", "") == node.name
+    graph = ElementTree.parse(drawn).getroot()
+    space = "{http://graphml.graphdrawing.org/xmlns}"
+    assert len(graph.findall(f".//{space}node")) == len(ours)
+    # It draws both kinds of dependencies, each pair once.
+    pairs = {(one.node_id, dep) for one in ours for dep in (*one.data_deps, *one.ctrl_deps)}
+    assert len(graph.findall(f".//{space}edge")) == len(pairs)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from chakra_capture.export.et_schema import message
 from chakra_capture.export.making import encode
 from chakra_capture.export.making.encode import Encodable, add_attribute, encoded, metadata_record
+from chakra_capture.export.making.weave import is_built, weave
+from chakra_capture.merge import nest
 from chakra_capture.trace.columns import MISSING
 
 SIZES = st.one_of(st.integers(0, 300), st.integers(0, 2**62))
@@ -101,3 +103,18 @@ def test_attribute_keeps_false_and_zero():
 
     again = message("Node").FromString(node.SerializeToString())
     assert [one.WhichOneof("value") for one in again.attr] == ["bool_val", "int64_val"]
+
+
+@given(st.lists(st.tuples(st.binary(max_size=6), st.integers(0, 2)), max_size=8))
+def test_records_are_put_together_alike_in_c_and_in_python(parts):
+    shared = [b"", b"one", b"\0two"]
+    own, kind = b"".join(part for part, _ in parts), np.array([one for _, one in parts], dtype=np.int64)
+    sizes = np.array([len(part) for part, _ in parts], dtype=np.int64)
+
+    expected = b"".join(part + shared[one] for part, one in parts)
+    for compiled in (True, False):
+        assert weave(own, sizes, shared, kind, compiled=compiled) == expected
+
+
+def test_the_c_part_is_there_where_the_other_c_parts_are():
+    assert is_built() == nest.is_built()

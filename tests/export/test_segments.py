@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from chakra_capture.export.making.rows import Rows
-from chakra_capture.export.making.segments import NOBODY, Segments, cut_threads
+from chakra_capture.export.making.segments import Segments, cut_threads
 from chakra_capture.export.making.window import _allowed, _microseconds, _running_order
 from chakra_capture.merge.rows import CODE
+from chakra_capture.merge.segments import NOBODY
 from chakra_capture.trace.columns import coded
 
 KINDS = ("host_op", "annotation", "python_function", "runtime")

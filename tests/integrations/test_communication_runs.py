@@ -3,12 +3,16 @@ ranks themselves wrote down."""
 
 import json
 import shutil
-import subprocess
 import sys
+from collections import Counter
 
 import polars as pl
 import pytest
+import warm
+from export.exported import PROFILES, errors, exported, ranks_of, walked
+from export.feeder_walk import defects, without_successor
 
+from chakra_capture.export.et_schema import CollectiveType, NodeType
 from chakra_capture.merge.across.alignment import align_run
 from chakra_capture.merge.across.outcome import RunFacts
 from chakra_capture.merge.many.run import merge_run
@@ -30,7 +34,7 @@ def runs(tmp_path_factory):
     for size in SIZES:
         folder = tmp_path_factory.mktemp(f"ranks{size}")
         command = [sys.executable, "-m", "integrations.communication_job", str(folder), str(size), str(LATE_MS)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment())
+        done = warm.run(command, timeout=300, env=environment())
         assert done.returncode == 0, done.stderr
         run = find_run(folder / "t")
         reports = merge_run(run, run.merged_dir, MergeOptions(), workers=1)
@@ -226,3 +230,46 @@ def test_clocks_planted_into_a_real_run_are_found(runs, size, tmp_path):
     for rank, offset in planted.items():
         assert clocks[rank].low_ns <= offset <= clocks[rank].high_ns
         assert abs(clocks[rank].offset_ns - offset) < durations.median()
+
+
+@pytest.fixture(scope="module")
+def exports(runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exports")
+    for size, profile in [(size, profile) for size in SIZES for profile in PROFILES]:
+        exported(runs[size] / "t", folder / f"{size}-{profile}", profile)
+    return folder
+
+
+@pytest.mark.parametrize(("size", "profile"), [(size, profile) for size in SIZES for profile in PROFILES])
+def test_export_of_all_ways_to_communicate_runs_to_its_end_in_a_simulator(exports, size, profile):
+    folder = exports / f"{size}-{profile}"
+    assert errors(folder, profile) == set()
+    done = walked(folder, full=profile == "full")
+    for rank, of in ranks_of(folder).items():
+        assert defects(of) == []
+        assert without_successor(of) == []
+        assert len(done.issued[rank]) == len(of.nodes)
+
+
+LOWERED = {"reduce": "ALL_REDUCE", "barrier": "ALL_REDUCE", "gather": "ALL_GATHER", "scatter": "BROADCAST"}
+
+
+def test_exported_operations_have_the_types_and_bytes_that_the_ranks_noted(runs, exports):
+    """Of each the largest amount that a member puts in, which is how a simulator takes one for all."""
+    size = 4  # of which no group has one rank alone
+    noted, largest = {rank: [] for rank in range(size)}, {}
+    for rank in range(size):
+        number = Counter()
+        for collective, group, put, *_ in (row for rows in truth(runs[size], rank).values() for row in rows):
+            if collective not in ("send", "recv"):
+                one = (group, number[group])
+                number[group] += 1
+                noted[rank].append((LOWERED.get(collective, collective.upper()), one))
+                largest[one] = max(largest.get(one, 0), 1 if collective == "barrier" else put)
+    for rank, of in ranks_of(exports / f"{size}-astra").items():
+        found = Counter(
+            (CollectiveType(node.attrs["comm_type"]).name, node.attrs["comm_size"])
+            for node in of.communication
+            if node.type == NodeType.COMM_COLL_NODE
+        )
+        assert found == Counter((name, largest[one]) for name, one in noted[rank])

@@ -1,6 +1,7 @@
 """The Lightning callback in real training: what is a step, and every way training can end."""
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import textwrap
 import pytest
 import pytorch_lightning as pl
 import torch
+import warm
 from recording.recorded import check_pair, entries, files, manifest, names, settings
 from torch.utils.data import DataLoader
 
@@ -380,16 +382,9 @@ def test_lightning_that_hides_its_fetch_hook_is_said_once_and_steps_begin_at_the
     assert len([r for r in caplog.records if "waiting for input is in no step" in r.getMessage()]) == 1
 
 
-def run_python(script, **environ):
-    import os
-
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, **environ},
-    )
+def run_python(script, modules=warm.TRAINING, **environ):
+    """Run a script in a process that has imported ``modules``, which it would import anyhow."""
+    return warm.run([sys.executable, "-c", textwrap.dedent(script)], env={**os.environ, **environ}, modules=modules)
 
 
 def test_import_without_lightning_names_the_extra():
@@ -455,7 +450,8 @@ def test_training_half_reaches_no_table_library(tmp_path):
         offline = ("chakra_capture.trace", "chakra_capture.merge", "chakra_capture.analysis", "chakra_capture.cli",
                    "polars", "msgspec", "rich", "cyclopts", "jinja2")
         print(sorted(name for name in sys.modules if name.startswith(offline) and name not in before))
-        """
+        """,
+        modules=warm.LIGHTNING,
     )
 
     assert done.stdout.splitlines()[-1] == "[]", done.stderr

@@ -2,10 +2,10 @@
 
 import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
+import warm
 from recording.recorded import check_pair, files, manifest, read
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -24,10 +24,9 @@ def free_port():
         return probe.getsockname()[1]
 
 
-def run(arguments, **environ):
-    done = subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=240, env=environment(**environ)
-    )
+def run(arguments, modules=warm.TRAINING):
+    """Run the process that others are started by: these are Python's own, but for children that it forks."""
+    done = warm.run([sys.executable, *arguments], timeout=240, env=environment(), modules=modules)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
 
@@ -47,8 +46,8 @@ def check_two_ranks(trace_dir, steps, job="0"):
 
 
 def test_lightning_starts_two_processes_and_a_second_run_lies_beside_the_first(tmp_path):
-    run([*JOB, str(tmp_path), "5", "10", "devices=2"])
-    done = run([*JOB, str(tmp_path), "2", "4", "devices=2", "accumulate_grad_batches=3"])
+    run([*JOB, str(tmp_path), "5", "10", "devices=2"], warm.LIGHTNING)
+    done = run([*JOB, str(tmp_path), "2", "4", "devices=2", "accumulate_grad_batches=3"], warm.LIGHTNING)
 
     check_two_ranks(tmp_path, [5, 6, 7, 8, 9, 10])
     check_two_ranks(tmp_path, [2, 3, 4], job="0.1")
@@ -57,7 +56,7 @@ def test_lightning_starts_two_processes_and_a_second_run_lies_beside_the_first(t
 
 def test_processes_that_are_children_of_the_one_that_fits(tmp_path):
     strategies = ("ddp_fork", "ddp_spawn")
-    run([*JOB, str(tmp_path), "2", "4", "devices=2", f"strategy={','.join(strategies)}"])
+    run([*JOB, str(tmp_path), "2", "4", "devices=2", f"strategy={','.join(strategies)}"], warm.LIGHTNING)
 
     for strategy in strategies:
         check_two_ranks(tmp_path / strategy, [2, 3, 4])
@@ -72,8 +71,8 @@ def test_two_nodes_of_one_process_under_torchrun(tmp_path):
             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=two-nodes", "--local-addr=127.0.0.1",
         ]  # fmt: skip
         command = [sys.executable, *launcher, *JOB, str(tmp_path), "3", "5", "devices=1", "num_nodes=2"]
-        nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment()))
-    outputs = [node.communicate(timeout=240)[0].decode() for node in nodes]
+        nodes.append(warm.start(command, env=environment()))
+    outputs = warm.outputs(nodes, timeout=240)
 
     assert [node.returncode for node in nodes] == [0, 0], outputs
     check_two_ranks(tmp_path, [3, 4, 5], job="two-nodes")

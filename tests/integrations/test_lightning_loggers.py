@@ -8,8 +8,9 @@ import statistics
 from pathlib import Path
 
 import pytest
+import warm
 import yaml
-from commands import process
+from commands import taken_over
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from recording.recorded import settings
 
@@ -216,11 +217,13 @@ def test_script_under_run_has_them_from_rank_0_alone(tmp_path):
     script.write_text(SCRIPT)
     environ = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     options = ("--trace-dir", "traces", "--log-to-logger", "true")
-    done = process("run", *options, script, "--", tests, cwd=tmp_path, env=environ)
-    assert done.code == 0, done.err
-    assert "recorded in traces (job 0)" in done.err.replace(f"{tmp_path}/", "")
-    assert "no optimizer step" not in done.err
-    assert "attached" not in done.err  # rank 1 waits for no summary, and misses none
+    command = taken_over(tmp_path, "run", *options, script, "--", tests)
+    assert isinstance(command, list), command
+    done = warm.run(command, cwd=tmp_path, env=environ)
+    assert done.returncode == 0, done.stderr
+    assert "recorded in traces (job 0)" in done.stderr.replace(f"{tmp_path}/", "")
+    assert "no optimizer step" not in done.stderr
+    assert "attached" not in done.stderr  # rank 1 waits for no summary, and misses none
     rank, *names = (tmp_path / "said").read_text().split()
     assert (rank, {*names}) == ("0", {f"chakra_capture/{name}" for name in NAMES})
     assert len(list(tmp_path.glob("traces/*_phases/rank-*.jsonl"))) == 2

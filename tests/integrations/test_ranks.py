@@ -1,10 +1,10 @@
 """Two ranks with gloo of which one has trouble: the other one's traces are whole, in every framework."""
 
 import signal
-import subprocess
 import sys
 
 import pytest
+import warm
 from recording.recorded import check_pair, files, manifest
 
 from integrations.test_lightning_ddp import check_two_ranks, environment
@@ -17,7 +17,7 @@ def trained(tmp_path_factory):
     """A folder for each framework and trouble; they share one process, for imports take longer than trainings."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "integrations.ranks_job", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=400, env=environment())
+    done = warm.run(command, timeout=400, env=environment())
     assert done.returncode == 0, done.stderr
     return folder
 

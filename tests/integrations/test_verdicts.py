@@ -1,12 +1,12 @@
 """What is said of real trainings with one thing wrong each: the right verdict, the right rank, and nobody else."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from commands import run
 
 from integrations.test_lightning_ddp import environment
@@ -43,7 +43,7 @@ def trained(tmp_path_factory):
     """The folder of all trainings; they share one process, for imports take longer than they do."""
     folder = tmp_path_factory.mktemp("verdicts")
     command = [sys.executable, "-m", "integrations.verdicts_job", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment(), check=False)
+    done = warm.run(command, timeout=200, env=environment())
     assert done.returncode == 0, done.stderr[-4000:]
     return folder
 

@@ -1,10 +1,11 @@
 """Training scripts run as processes of their own: what is tested there used to end the process."""
 
-import subprocess
 import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
+
+import warm
 
 TESTS = Path(__file__).resolve().parents[1]
 _HEAD = """
@@ -31,15 +32,13 @@ def export(profiler, name="theirs"):
 def run_script(folder: Path, body: str, returncode: int = 0, environ: Mapping[str, str] | None = None) -> str:
     """Run ``body`` after the imports above and return what it wrote to stderr."""
     script = _HEAD.format(tests=str(TESTS), folder=str(folder)) + textwrap.dedent(body)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env=environ)
+    done = warm.run([sys.executable, "-c", script], env=environ)
     assert done.returncode == returncode, f"{done.returncode}\n{done.stdout}{done.stderr}"
     return done.stderr
 
 
-def start_script(folder: Path, body: str, *arguments: str) -> "subprocess.Popen[str]":
+def start_script(folder: Path, body: str, *arguments: str) -> warm.Running:
     """Start ``body`` as a script in a file, as children of multiprocessing need it."""
     path = folder / "script.py"
     path.write_text(_HEAD.format(tests=str(TESTS), folder=str(folder)) + textwrap.dedent(body))
-    return subprocess.Popen(
-        [sys.executable, str(path), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return warm.start([sys.executable, path, *arguments])

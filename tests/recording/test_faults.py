@@ -6,7 +6,6 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
@@ -15,6 +14,7 @@ import weakref
 
 import pytest
 import torch
+import warm
 from torch.profiler import ExecutionTraceObserver, ProfilerActivity, profile
 
 from chakra_capture import capture
@@ -206,7 +206,7 @@ def test_session_closed_from_another_thread_keeps_the_host_trace(tmp_path):
         import os
         os._exit(0)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = warm.run([sys.executable, "-c", textwrap.dedent(script)])
 
     assert done.returncode == 0, done.stderr
     assert steps(tmp_path / "0_chakra/rank-0.json") == [1, 2, 3]
@@ -232,7 +232,7 @@ def test_full_disk_leaves_part_files_and_says_so(tmp_path, limit):
             session.close()
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = warm.run([sys.executable, "-c", textwrap.dedent(script)])
 
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("ERROR Recording stops on rank 0") == 1

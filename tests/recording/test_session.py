@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 import torch
+import warm
 from torch.profiler import record_function
 
 from chakra_capture import ChakraProfileConfig, capture
@@ -436,7 +437,7 @@ def test_interpreter_exit_inside_the_window_leaves_whole_files_and_exit_code_zer
             if step < 3:
                 session.end_step(step)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = warm.run([sys.executable, "-c", textwrap.dedent(script)])
 
     assert done.returncode == 0, done.stderr
     check_pair(tmp_path, [1, 2, 3])
@@ -481,7 +482,7 @@ def test_forked_child_that_goes_on_computing_does_not_touch_the_files(tmp_path):
                             os._exit(0)
                         assert os.waitpid(child, 0)[1] == 0
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=120)
+    done = warm.run([sys.executable, "-c", textwrap.dedent(script)])
 
     assert done.returncode == 0, done.stderr
     check_pair(tmp_path, [1, 2, 3])

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -297,7 +297,7 @@ KILLED = """
 
 
 def test_a_killed_process_leaves_its_lines_under_the_working_name(tmp_path):
-    subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)], check=True)
+    warm.run([sys.executable, "-c", textwrap.dedent(KILLED), tmp_path], check=True)
     assert [name for name in files(tmp_path) if "phases" in name] == [f"{PHASES}.part"]
     found = [json.loads(line) for line in (tmp_path / f"{PHASES}.part").read_text().splitlines()]
     assert [line.get("step") for line in found] == [None, *range(10)]

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import warm
 
 from runner.test_steps_found import JOBS, recorded, steps_of
 
@@ -101,10 +102,9 @@ def test_a_signal_for_the_command_reaches_the_script(tmp_path):
 
 @pytest.mark.parametrize("body", ["print('hello')", "import torch\ntorch.ones(2).sum()", "DataLoader"])
 def test_a_script_that_never_updates_leaves_a_sentence_and_no_folder(tmp_path, body):
-    if body == "DataLoader":  # evaluates
-        body = "from torch.utils.data import DataLoader\nfor batch in DataLoader(range(9)): pass"
-    (tmp_path / "script.py").write_text(body)
-    done = recorded(tmp_path, "script.py")
+    evaluates = "from torch.utils.data import DataLoader\nfor batch in DataLoader(range(9)): pass"
+    (tmp_path / "script.py").write_text(evaluates if body == "DataLoader" else body)
+    done = recorded(tmp_path, "script.py", is_started_anew=body != "DataLoader")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("chakra-capture: script.py made no optimizer step that could be seen")
     assert os.listdir(tmp_path) == ["script.py"]
@@ -173,10 +173,8 @@ def test_two_ranks_of_torchrun_are_one_run_and_merged_at_the_end(tmp_path):
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "chakra_capture", "run"]
     options = ["--trace-dir", "traces", "--run-name", "two", "--start-step", "2", "--end-step", "3", "--merge"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, *command, *options, script],
-        cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False, env=environ,
-    )  # fmt: skip
+    # The ranks are processes of their own.
+    done = warm.run([sys.executable, *command, *options, script], cwd=tmp_path, timeout=240, env=environ)
     assert done.returncode == 0, done.stderr
     assert "2 of 2 ranks merged" in done.stderr
     for rank in range(2):
@@ -244,11 +242,10 @@ for how in ("network", "function", "update", "whole"):
 
 def test_nothing_more_is_compiled_and_the_weights_are_the_same(tmp_path):
     (tmp_path / "train.py").write_text(COMPILED)
-    ours = recorded(tmp_path, "train.py")
+    # What compiles is to be imported after what we put in, which it would else not find.
+    ours = recorded(tmp_path, "train.py", is_started_anew=True)
     assert ours.returncode == 0, ours.stderr
-    alone = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=240, check=True
-    )
+    alone = warm.run([sys.executable, "train.py"], cwd=tmp_path, timeout=240, check=True)
     lines = zip(ours.stdout.splitlines(), alone.stdout.splitlines(), strict=True)
     for (how, weights, found), (_, others, without) in ((json.loads(one), json.loads(other)) for one, other in lines):
         assert weights == others, how
@@ -280,8 +277,8 @@ def test_what_we_replace_looks_and_pickles_as_before_and_a_folder_that_refuses_i
     (tmp_path / "train.py").write_text(REPLACED)
     (tmp_path / "traces").touch()  # no folder can be made there
     alone, ours = (
-        subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True),
-        recorded(tmp_path, "train.py"),
+        warm.run([sys.executable, "train.py"], cwd=tmp_path, check=True),
+        recorded(tmp_path, "train.py", is_started_anew=True),
     )
     assert (ours.returncode, ours.stdout) == (0, alone.stdout), ours.stderr
     assert "Recording stops on rank 0, training goes on" in ours.stderr

@@ -8,19 +8,35 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import run
+import warm
+from commands import Outcome, run, taken_over
 
 JOBS = Path(__file__).with_name("jobs.py")
 
 
 def recorded(
-    folder: Path, *command: object, flags: tuple[str, ...] = (), is_summed_up: bool = False
+    folder: Path,
+    *command: object,
+    is_summed_up: bool = False,
+    is_started_anew: bool = False,
+    modules: tuple[str, ...] = warm.TRAINING,
 ) -> "subprocess.CompletedProcess[str]":
-    """Run a command line under ours, in a process of its own and another folder; a summary takes a process more."""
+    """Run a command line under ours in another folder, with a summary, which takes a process more, or without.
+
+    The process has imported torch, unless it is to be started anew: then it is Python's own from the first line on, and
+    sees torch come. What records is put in at once, or as a module comes; frameworks are imported by the script.
+    """
     left_out = "CHAKRA_CAPTURE_NO_SUMMARY" if is_summed_up else ""
     environ = {name: value for name, value in os.environ.items() if name != left_out}
-    ours = [sys.executable, *flags, "-m", "chakra_capture", "run", "--trace-dir", "traces", *map(str, command)]
-    return subprocess.run(ours, cwd=folder, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    ours = ["run", "--trace-dir", "traces", *map(str, command)]
+    if is_started_anew:
+        whole = [sys.executable, "-m", "chakra_capture", *ours]
+        return subprocess.run(whole, cwd=folder, capture_output=True, text=True, timeout=240, check=False, env=environ)
+    command_of_run = taken_over(folder, *ours)
+    if isinstance(command_of_run, Outcome):  # refused
+        refusal = command_of_run
+        return subprocess.CompletedProcess(ours, refusal.code, refusal.out, refusal.err)
+    return warm.run(command_of_run, cwd=folder, timeout=240, env=environ, modules=modules)
 
 
 def steps_of(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
@@ -58,7 +74,7 @@ def as_batches(steps: list[dict[str, Any]], per_epoch: int) -> list[list[int]]:
 )
 def test_steps_and_their_batches_are_those_of_the_script(tmp_path, kind):
     is_summed_up = kind in ("plain", "lightning")
-    done = recorded(tmp_path, JOBS, "--", kind, is_summed_up=is_summed_up)
+    done = recorded(tmp_path, JOBS, "--", kind, is_summed_up=is_summed_up, is_started_anew=kind == "plain")
     assert done.returncode == 0, done.stderr
     by_hand = json.loads(done.stdout.splitlines()[-1])
     steps = steps_of(tmp_path)
@@ -84,7 +100,8 @@ def test_two_runs_of_the_monai_example_and_a_comparison_of_their_summaries(tmp_p
     small = ["--data-dir", "data", "--synthetic", "--volumes", "4", "--size", "32", "32", "16", "--patch", "16",
              "--patches", "1", "--width", "2", "--epochs", "2", "--batch-size", "1"]  # fmt: skip
     for name, more in (("first", ()), ("second", ("--dataset", "cache"))):
-        done = recorded(tmp_path, "--run-name", name, example, "--", *small, *more, is_summed_up=True)
+        whole = ("--run-name", name, example, "--", *small, *more)
+        done = recorded(tmp_path, *whole, is_summed_up=True, modules=warm.MONAI)
         assert done.returncode == 0, done.stderr
         assert "updates made by the trainer: 8" in done.stdout
         (file,) = tmp_path.glob(f"traces/{name}_phases/rank-0.jsonl")

@@ -11,7 +11,8 @@ from itertools import pairwise
 from chakra_capture.analysis.replay.activities import US, median_of, span
 from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.analysis.replay.rows import GLOO, Rows
-from chakra_capture.analysis.replay.threads import NOBODY, Threads
+from chakra_capture.analysis.replay.threads import Threads
+from chakra_capture.merge.segments import NOBODY
 
 _C10D = "c10d::"
 _WAITING = "_c10d_functional::wait_tensor"

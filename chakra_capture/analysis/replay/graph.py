@@ -1,7 +1,9 @@
 """Points in time joined by edges ``dst >= src + lag``: when each is reached, and by which edge."""
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from chakra_capture.errors import ChakraCaptureError
 
@@ -26,6 +28,19 @@ class Graph:
         self.recorded.append(recorded)
         return len(self.recorded) - 1
 
+    def points(self, recorded: list[int]) -> list[int]:
+        """Add points and return their numbers."""
+        first = len(self.recorded)
+        self.recorded += recorded
+        return [*range(first, len(self.recorded))]
+
+    def chain(self, points: list[int], lags: list[int], kind: str) -> None:
+        """Add an edge from each of some points to the next."""
+        self.src += points[:-1]
+        self.dst += points[1:]
+        self.lag += lags
+        self.kind += [kind] * len(lags)
+
     def edge(self, src: int, dst: int, lag: int, kind: str) -> None:
         """Add an edge; ``lag`` (ns) may be negative."""
         self.src.append(src)
@@ -39,36 +54,46 @@ class Graph:
         Raises:
             ReplayError: the edges go round in a circle.
         """
-        num_points = len(self.recorded)
-        outgoing: list[list[int]] = [[] for _ in range(num_points)]
-        missing = [0] * num_points
-        for edge, (src, dst) in enumerate(zip(self.src, self.dst, strict=True)):
-            outgoing[src].append(edge)
-            missing[dst] += 1
-        ready = deque(point for point in range(num_points) if not missing[point])
-        times: list[int | None] = [None] * num_points
-        for point in ready:
-            times[point] = self.recorded[point]
+        times: list[int | None] = [None] * len(self.recorded)
         for point, anchor in self.anchors.items():
             times[point] = anchor
-        num_reached, lag, dst_of = 0, self.lag, self.dst
-        while ready:
-            point = ready.popleft()
-            num_reached += 1
+        (first, edges), lag, dst_of = self._outgoing(), self.lag, self.dst
+        for point in self.order():
             time = times[point]
-            assert time is not None
-            for edge in outgoing[point]:
+            if time is None:
+                time = times[point] = self.recorded[point]
+            for edge in edges[first[point] : first[point + 1]]:
                 dst, reached = dst_of[edge], time + lag[edge]
                 before = times[dst]
                 times[dst] = reached if before is None else max(before, reached)
+        return [time for time in times if time is not None]
+
+    def order(self) -> list[int]:
+        """All points, each after those that it waits for.
+
+        Raises:
+            ReplayError: the edges go round in a circle.
+        """
+        num_points, (first, edges), dst_of = len(self.recorded), self._outgoing(), self.dst
+        missing = np.bincount(np.asarray(dst_of, dtype=np.int64), minlength=num_points).tolist()
+        found = [point for point in range(num_points) if not missing[point]]
+        for point in found:  # which grows meanwhile
+            for edge in edges[first[point] : first[point + 1]]:
+                dst = dst_of[edge]
                 missing[dst] -= 1
                 if not missing[dst]:
-                    ready.append(dst)
-        if num_reached < num_points:
+                    found.append(dst)
+        if len(found) < num_points:
             kinds = Counter(kind for kind, dst in zip(self.kind, self.dst, strict=True) if missing[dst])
             raise ReplayError(
-                f"{num_points - num_reached} of {num_points} points wait for each other in a circle, through edges "
+                f"{num_points - len(found)} of {num_points} points wait for each other in a circle, through edges "
                 f"{', '.join(f'{kind} ({count})' for kind, count in kinds.most_common(5))}; a replay needs an order. "
                 "This is a fault of the replay: please report it with the trace."
             )
-        return [time for time in times if time is not None]
+        return found
+
+    def _outgoing(self) -> tuple[list[int], list[int]]:
+        """All edges by the point that they leave, and of each point the place of its first one there."""
+        src = np.asarray(self.src, dtype=np.int64)
+        first = np.concatenate(([0], np.cumsum(np.bincount(src, minlength=len(self.recorded)))))
+        return first.tolist(), np.argsort(src, kind="stable").tolist()

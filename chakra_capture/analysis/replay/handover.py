@@ -7,27 +7,44 @@ off.)
 
 from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.analysis.replay.rows import Rows, Track
-from chakra_capture.analysis.replay.threads import NOBODY, Thread, Threads
+from chakra_capture.analysis.replay.threads import Thread, Threads
+from chakra_capture.merge.segments import NOBODY
 from chakra_capture.merge.stretches import Stretches, find_handovers
 
 
 def add_handovers(rows: Rows, threads: Threads, graph: Graph) -> set[Track]:
     """Join the threads; returns those whose first row something wakes."""
-    woken = set()
-    for track in _loops(rows, threads):
+    woken, loops = set(), _loops(rows, threads)
+    for track in loops:
         for other in threads.of_track.values():
             if other.track != track and other.track[0] == track[0] and len(other.times) > 1:
                 woken |= _join(rows, threads.of_track[track], other, graph)
-    return woken
+    return woken | _begun(threads, loops, woken, graph)
+
+
+def _begun(threads: Threads, loops: list[Track], woken: set[Track], graph: Graph) -> set[Track]:
+    """Threads that nothing is seen to wake begin their work after what the loop did last, as long as they did."""
+    found = set()
+    for track, thread in threads.of_track.items():
+        loop = next((one for one in loops if one[0] == track[0]), None)
+        if track in woken or track in loops or loop is None:
+            continue
+        since = threads.of_track[loop].last_until(thread.times[0] - 1)
+        if since >= 0:
+            lag = thread.times[0] - threads.of_track[loop].times[since]
+            graph.edge(threads.of_track[loop].points[since], thread.points[0], lag, "begin")
+            found.add(track)
+    return found
 
 
 def _loops(rows: Rows, threads: Threads) -> list[Track]:
-    """Threads that hold the steps; without steps the one with the most rows."""
+    """Threads that hold the steps; without steps the process's main thread, or else the one that works first."""
     found = [
         track for track, thread in threads.of_track.items() if any(rows.step(row) is not None for row in thread.rows)
     ]
-    largest = sorted(threads.of_track, key=lambda track: -len(threads.of_track[track].rows))
-    return found or largest[:1]
+    return (
+        found or sorted(threads.of_track, key=lambda track: (track[0] != track[1], threads.of_track[track].times))[:1]
+    )
 
 
 def _join(rows: Rows, loop: Thread, other: Thread, graph: Graph) -> set[Track]:

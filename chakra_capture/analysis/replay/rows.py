@@ -13,6 +13,10 @@ ACTIVITY_KINDS = frozenset({"kernel", "memcpy", "memset"})
 # gloo's own threads show each operation from when it is queued until it is done.
 GLOO = "gloo:"
 Track = tuple[int | None, int | None]
+_COLUMNS = (
+    *("window", "node_id", "kind", "name", "parent_id", "launch_id", "ts_ns", "dur_ns"),
+    *("pid", "tid", "device", "stream", "collective", "phase"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class Rows:
     is_collective: list[bool]
     sync: dict[int, list[int]]
     event_wait: dict[int, list[int]]
+    phase: list[str | None]
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -59,7 +64,7 @@ class Rows:
 
 def rows_of(trace: MergedTrace, window: int) -> Rows:
     """Read one window of a merged rank."""
-    nodes = trace.nodes.filter(pl.col("window") == window)
+    nodes = trace.some_of_nodes(*_COLUMNS).filter(pl.col("window") == window)
     first = int(nodes["node_id"].min() or 0)  # type: ignore[arg-type]
     kind = nodes["kind"].cast(pl.String).to_list()
     start, duration = nodes["ts_ns"].to_list(), nodes["dur_ns"].to_list()
@@ -87,4 +92,5 @@ def rows_of(trace: MergedTrace, window: int) -> Rows:
         [name is not None for name in nodes["collective"].to_list()],
         waits["sync"],
         waits["event_wait"],
+        nodes["phase"].to_list(),
     )

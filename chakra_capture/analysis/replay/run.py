@@ -50,7 +50,7 @@ def windows_of(
     """Give each window: its number, the collectives that ranks share, their clocks (ns to add), and their rows."""
     # Only what is on one clock can be replayed together.
     clocks = {rank: -(clock.offset_ns or 0) for rank, clock in run.clocks.items() if clock.reason is None}
-    for window in sorted({window for trace in traces for window in trace.nodes["window"].unique().to_list()}):
+    for window in sorted({window for trace in traces for window in trace.some_of_nodes("window")["window"].unique()}):
         ranks = {trace.rank: rows_of(trace, window) for trace in traces}
         ranks = {rank: rows for rank, rows in ranks.items() if rows.has_times}
         meetings = _meetings(run, window, {rank: rows for rank, rows in ranks.items() if rank in clocks})

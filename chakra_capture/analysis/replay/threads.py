@@ -5,14 +5,13 @@ ProfilerStep cuts, and owns nothing; a thread that runs no operator and launches
 """
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.analysis.replay.rows import ACTIVITY_KINDS, CPU_KINDS, Rows, Track
-
-NOBODY = -1
+from chakra_capture.merge.segments import NOBODY, cut
 
 
 @dataclass(slots=True)
@@ -25,6 +24,7 @@ class Thread:
         points: of the graph, one for each time.
         owners: innermost row of each segment, or ``NOBODY``.
         costs: what each segment costs in the replay, ns.
+        inner: marks inside of stretches whose cost is derived: where they lie within it is not known.
     """
 
     track: Track
@@ -33,6 +33,7 @@ class Thread:
     points: list[int]
     owners: list[int]
     costs: list[int]
+    inner: set[int] = field(default_factory=set)
 
     def at(self, time: int) -> int:
         """Number of the mark at a time that is one."""
@@ -53,6 +54,7 @@ class Thread:
         self.costs[first:last] = [0] * (last - first)
         if first < last:
             self.costs[first] = cost
+        self.inner.update(range(first + 1, last))
 
 
 @dataclass(slots=True)
@@ -81,50 +83,29 @@ class Threads:
 def read_threads(rows: Rows, graph: Graph) -> Threads:
     """Cut all active threads into segments and put their points into the graph."""
     launching = {rows.launch[row] for row in range(len(rows)) if rows.kind[row] in ACTIVITY_KINDS}
-    of_track: dict[Track, list[int]] = defaultdict(list)
-    for row in range(len(rows)):
-        if rows.kind[row] in CPU_KINDS and rows.is_timed(row):
-            of_track[rows.track[row]].append(row)
-    threads: dict[Track, Thread] = {}
-    ends: dict[int, int] = {}
-    for track, found in of_track.items():
-        if any(rows.kind[row] == "host_op" or row in launching for row in found):
-            threads[track] = _segments(rows, track, found, ends, graph)
-    return Threads(threads, ends)
-
-
-def _segments(rows: Rows, track: Track, found: list[int], ends: dict[int, int], graph: Graph) -> Thread:
-    begin, end = rows.start, rows.end
-    found.sort(key=lambda row: (begin[row], -(end[row] or 0), row))
-    inside: list[int] = []
-    for row in found:
-        start, stop = begin[row], end[row]
-        assert start is not None
-        assert stop is not None
-        while inside and ends[inside[-1]] <= start:
-            inside.pop()
-        ends[row] = min(stop, ends[inside[-1]]) if inside else stop
-        inside.append(row)
-    times = sorted({begin[row] or 0 for row in found} | {ends[row] for row in found})
-    return Thread(
-        track,
-        found,
-        times,
-        [graph.point(time) for time in times],
-        _owners(rows, found, ends, times),
-        [after - before for before, after in pairwise(times)],
+    on_cpu = [row for row in range(len(rows)) if rows.kind[row] in CPU_KINDS and rows.is_timed(row)]
+    active = {rows.track[row] for row in on_cpu if rows.kind[row] == "host_op" or row in launching}
+    chosen = [row for row in on_cpu if rows.track[row] in active]
+    number = {track: place for place, track in enumerate(dict.fromkeys(rows.track[row] for row in chosen))}
+    at, start, end = (
+        np.array(values, dtype=np.int64)
+        for values in (
+            [number[rows.track[row]] for row in chosen],
+            [rows.start[row] for row in chosen],
+            [rows.end[row] for row in chosen],
+        )
     )
-
-
-def _owners(rows: Rows, found: list[int], ends: dict[int, int], times: list[int]) -> list[int]:
-    owners, inside, following = [], list[int](), 0
-    for time in times[:-1]:
-        while inside and ends[inside[-1]] <= time:
-            inside.pop()
-        while following < len(found) and (rows.start[found[following]] or 0) <= time:
-            row = found[following]
-            following += 1
-            if ends[row] > time and rows.step(row) is None:
-                inside.append(row)
-        owners.append(inside[-1] if inside else NOBODY)
-    return owners
+    found = cut(at, start, end, np.array([rows.step(row) is not None for row in chosen], dtype=bool))
+    of_row = np.array([*chosen, NOBODY], dtype=np.int64)  # the last for nobody
+    order = of_row[found.order].tolist()
+    threads: dict[Track, Thread] = {}
+    for track, place in number.items():
+        first, last = np.searchsorted(at[found.order], [place, place + 1])
+        mine = slice(*np.searchsorted(found.track, [place, place + 1]))
+        # A thread whose rows have no duration has one mark, and no segment.
+        times = [*found.begin[mine].tolist(), *found.end[mine][-1:].tolist()] or [rows.start[order[first]] or 0]
+        costs = (found.end - found.begin)[mine].tolist()
+        threads[track] = Thread(
+            track, order[first:last], times, graph.points(times), of_row[found.owner[mine]].tolist(), costs
+        )
+    return Threads(threads, dict(zip(order, found.row_end[found.order].tolist(), strict=True)))

@@ -24,7 +24,7 @@ _COMM = ("comm_type", "comm_size", "group", "root", "src", "dst", "tag")
 # Attributes and the column that they come from.
 _NUMBERS = {
     "rf_id": "record_function_id", "seq_id": "sequence_number", "external_id": "external_id",
-    "correlation_id": "correlation_id",
+    "correlation_id": "correlation_id", "step": "step",
 }  # fmt: skip
 
 
@@ -58,7 +58,7 @@ def full_content(
 ) -> Encodable:
     """All that the tables have of each node; rows that run nothing of their own become METADATA_NODEs."""
     nodes = _with_markers(rows, made.nodes)
-    table = trace.some_of_nodes("window", "input_shapes", "input_types", "phase", "step", *_NUMBERS.values())
+    table = trace.some_of_nodes("window", "input_shapes", "input_types", "phase", *_NUMBERS.values())
     table = table.filter(pl.col("window") == window)
     shapes, types, phase = (coded_series(table[name]) for name in ("input_shapes", "input_types", "phase"))
     first = _first_nodes(nodes)
@@ -71,12 +71,10 @@ def full_content(
         _marks(nodes),
         _at(rows.kind.astype(np.int64), nodes.row),
         _at(rows.device, nodes.row),
-        _at(rows.pid, nodes.row),
-        _at(rows.tid, nodes.row),
+        *_threads(rows, nodes),
         _codes(shapes, first),
         _codes(types, first),
         _codes(phase, nodes.row),
-        _at(table["step"].fill_null(MISSING).to_numpy(), nodes.row),
     )
     kind, shared = _numbered(columns, kinds.full)
     numbers = {"start_ns": nodes.start_ns, "dur_ns": nodes.duration_ns, "node_id": _at_or_missing(rows, nodes.row)}
@@ -168,6 +166,13 @@ def _with_markers(rows: Rows, nodes: Nodes) -> Nodes:
     )
 
 
+def _threads(rows: Rows, nodes: Nodes) -> tuple[Int64, Int64]:
+    """Process and thread of each node; where no row runs, those of its lane."""
+    tracks, row_of_track = np.unique(rows.track, return_index=True)
+    row = np.where(nodes.row >= 0, nodes.row, row_of_track[np.searchsorted(tracks, nodes.lane)])
+    return rows.pid[row], rows.tid[row]
+
+
 def _first_nodes(nodes: Nodes) -> Int64:
     """The row of each node that is the first of its row, -1 of the others: what is long is written once."""
     rows, first = np.unique(nodes.row, return_index=True)
@@ -227,13 +232,13 @@ class _Kinds:
         return node
 
     def full(self, values: tuple[int, ...]) -> bytes:
-        basic, (marks, kind, device, pid, tid, shapes, types, phase, step) = values[:11], values[11:]
+        basic, (marks, kind, device, pid, tid, shapes, types, phase) = values[:11], values[11:]
         node = self._node(*basic)
         if marks:
             node.type = int(NodeType.METADATA_NODE)
         if kind != MISSING:
             add_attribute(node.attr.add(), "kind", KINDS[kind])
-        for key, value in (("device", device), ("pid", pid), ("tid", tid), ("step", step)):
+        for key, value in (("device", device), ("pid", pid), ("tid", tid)):
             if value != MISSING:
                 add_attribute(node.attr.add(), key, value)
         if phase >= 0:

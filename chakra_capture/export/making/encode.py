@@ -6,20 +6,20 @@ kind, by protobuf itself. Numbers of their own are written as varints into a tab
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from chakra_capture.export.et_schema import message
+from chakra_capture.export.making.weave import weave
 from chakra_capture.trace.columns import MISSING, Bool, Int64
 
 _ID, _DATA_DEPS, _START, _DURATION = 1, 5, 6, 7
 _CTRL_DEPS, _ATTR = 4, 10
 _ATTR_NAME, _ATTR_INT64 = 1, 9
 _VARINT, _BYTES = 0, 2
-_BLOCK = 1 << 16
+_BLOCK = 1 << 14
 # So many dependencies of a node go with its numbers, more into a field of their own.
 _FEW_DEPS = 4
 
@@ -72,13 +72,13 @@ def add_attribute(attribute: object, name: str, value: object) -> None:
         attribute.int64_list.values.extend(value)  # type: ignore[attr-defined]
 
 
-def encoded(nodes: Encodable) -> Iterator[bytes]:
+def encoded(nodes: Encodable) -> Iterator[bytes | memoryview]:
     """Give the records of all nodes, some thousand at a time."""
     for first in range(0, len(nodes), _BLOCK):
         yield _block(nodes, slice(first, min(first + _BLOCK, len(nodes))))
 
 
-def _block(nodes: Encodable, part: slice) -> bytes:
+def _block(nodes: Encodable, part: slice) -> bytes | memoryview:
     table = _Table(part.stop - part.start)
     table.number(_ID, nodes.ids[part])
     table.number(_START, nodes.start_us[part])
@@ -92,18 +92,17 @@ def _block(nodes: Encodable, part: slice) -> bytes:
         table.sized(_ATTR, head, values[part], values[part] != MISSING)
     first = nodes.data_first[part.start : part.stop + 1]
     table.repeated(_DATA_DEPS, first, nodes.data_deps)
-    kind = nodes.kind[part]
-    shared = [nodes.kinds[one] for one in kind.tolist()]
-    shared_size = np.array([len(one) for one in nodes.kinds], dtype=np.int64)[kind]
-    for at in np.flatnonzero(np.diff(first) > _FEW_DEPS).tolist():
-        shared[at] += _packed(_DATA_DEPS, nodes.data_deps[first[at] + _FEW_DEPS : first[at + 1]].tolist())
-        shared_size[at] = len(shared[at])
+    used, kind = np.unique(nodes.kind[part], return_inverse=True)
+    shared = [nodes.kinds[one] for one in used.tolist()]
+    for at in np.flatnonzero(np.diff(first) > _FEW_DEPS).tolist():  # a kind of its own
+        more = _packed(_DATA_DEPS, nodes.data_deps[first[at] + _FEW_DEPS : first[at + 1]].tolist())
+        shared.append(shared[kind[at]] + more)
+        kind[at] = len(shared) - 1
+    shared_size = np.array([len(one) for one in shared], dtype=np.int64)[kind]
     lengths = _Table(len(kind))
     lengths.varint(table.sizes + shared_size, None)
     data, sizes = lengths.beside(table)
-    bounds = np.append(0, np.cumsum(sizes)).tolist()
-    own = [data[begin:end] for begin, end in pairwise(bounds)]
-    return b"".join(chain.from_iterable(zip(own, shared, strict=True)))
+    return weave(data, sizes, shared, kind)
 
 
 def _packed(tag: int, numbers: Sequence[int]) -> bytes:

@@ -17,11 +17,13 @@ class Operations:
         row: the row that ran it; several may share a kernel.
         host_row: the host op that asked for it, -1 for none.
         group: number of its process group; -1 of a send or recv.
+        turn: place in an order that all ranks keep; -1 for none.
     """
 
     row: Int64
     host_row: Int64
     group: Int64
+    turn: Int64
 
     def __len__(self) -> int:
         return len(self.row)
@@ -34,7 +36,7 @@ class Items:
     Attributes:
         row: row of nodes.
         lane: stream, or thread of a backend, as ``Rows.track``: one item after the other.
-        start, end: ns, on the clock of the CPU.
+        start, end: ns, on the clock of the CPU; communication on threads begins when what it waits for has ended.
         blocks: a copy whose launch call returns when it is done.
         of_row: by row, its item; -1 for none.
     """
@@ -64,7 +66,27 @@ def find_items(rows: Rows, segments: Segments, operations: Operations) -> Items:
     row = row[np.lexsort((row, rows.end[row], rows.start[row], rows.track[row]))]
     of_row = np.full(len(rows), -1)
     of_row[row] = np.arange(len(row))
-    return Items(row, rows.track[row], rows.start[row], rows.end[row], _blocks(rows, segments, row), of_row)
+    start = _one_after_the_other(rows, operations)[row]
+    return Items(row, rows.track[row], start, rows.end[row], _blocks(rows, segments, row), of_row)
+
+
+def _one_after_the_other(rows: Rows, operations: Operations) -> Int64:
+    """Starts of all rows, those of communication on threads moved to the end of what comes before it in its order.
+
+    Gloo has two operations of a group in work at once: how long the second waits for the first is no time of its own.
+    """
+    start = rows.start.copy()
+    ran = operations.row
+    on_cpu = np.flatnonzero((ran >= 0) & rows.is_timed[ran] & ~rows.is_activity[ran])
+    in_turn = on_cpu[operations.turn[on_cpu] >= 0]
+    orders = [in_turn[np.argsort(operations.turn[in_turn], kind="stable")]]
+    without = on_cpu[(operations.turn[on_cpu] < 0) & (operations.group[on_cpu] >= 0)]
+    orders += [without[operations.group[without] == group] for group in np.unique(operations.group[without])]
+    for order in orders:
+        row = ran[order]
+        ended = np.append(rows.start[row[:1]], np.maximum.accumulate(rows.end[row])[:-1])[: len(row)]
+        start[row] = np.minimum(np.maximum(rows.start[row], ended), rows.end[row])
+    return start
 
 
 _BLOCKING_CALLS = frozenset({"cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"})
@@ -85,4 +107,4 @@ def _blocks(rows: Rows, segments: Segments, row: Int64) -> Bool:
 
 def no_operations() -> Operations:
     """Of a window that communicates nothing."""
-    return Operations(missing(0), missing(0), missing(0))
+    return Operations(missing(0), missing(0), missing(0), missing(0))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import polars as pl
 
 from chakra_capture.export.et_schema import CollectiveType, NodeType
+from chakra_capture.export.making.turns import find_turns
 from chakra_capture.trace.merged import MergedRun, MergedTrace
 
 _T = CollectiveType
@@ -30,11 +31,12 @@ _WITH_ROOT = ("broadcast", "reduce", "gather", "scatter")
 _POINT_TO_POINT = ("send", "recv")
 # Ranks may put in different amounts; the simulator takes one for all.
 _MAY_DIFFER = ("all_gather", "gather", "reduce_scatter", "scatter", "all_to_all")
+_NEVER_NS = 1 << 62
 _SMALLEST = 1  # bytes; a barrier that is simulated as an all_reduce
 
 _READ = (
     "window", "node_id", "host_node_id", "process_group", "group_ranks", "collective", "comm_bytes", "in_bytes",
-    "out_bytes", "root", "peer", "tag",
+    "out_bytes", "root", "peer", "tag", "ts_ns", "dur_ns",
 )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ class Plan:
         groups: id -> global ranks, for comm_group.json; ids are 1 to K, that of all ranks is 1.
         by_rank: per rank a table with a row for each node: ``node_id``, ``host_node_id``, ``collective``,
             ``node_type``, ``comm_type``, ``comm_size`` (bytes), ``group`` (-1 of send and recv), ``root``, ``src``,
-            ``dst``, ``tag``, in order of issue.
+            ``dst``, ``tag``, ``turn`` (null: none), in order of issue.
         counts: what was changed, or could not be told, and how often.
     """
 
@@ -68,6 +70,7 @@ def plan_operations(run: MergedRun, traces: Sequence[MergedTrace], window: int, 
     rows = pl.concat([named.numbered(table) for table in tables], how="vertical")
     rows = _with_sizes(_with_operation(rows, run, window), lower=lower)
     rows = _brought_together(rows, counts)
+    counts["ranks of the run not merged, which simulators will miss"] += world - len(traces)
     counts["process group not recorded, taken as all ranks"] += rows.filter("is_guess").height
     rows = _without_unknown(rows, counts)
     if lower:
@@ -77,7 +80,8 @@ def plan_operations(run: MergedRun, traces: Sequence[MergedTrace], window: int, 
     ids = named.ids(rows.filter(pl.col("node_type") == NodeType.COMM_COLL_NODE)["key"].unique().to_list())
     rows = rows.with_columns(group=pl.col("key").replace_strict(ids, default=-1, return_dtype=pl.Int64))
     is_collective = pl.col("node_type") == NodeType.COMM_COLL_NODE
-    rows = rows.with_columns(group=pl.when(is_collective).then("group").otherwise(-1)).select("rank", *_WRITTEN)
+    rows = rows.with_columns(group=pl.when(is_collective).then("group").otherwise(-1))
+    rows = _with_turns(rows, counts, lower=lower).select("rank", *_WRITTEN)
     by_rank = {trace.rank: rows.filter(pl.col("rank") == trace.rank).drop("rank") for trace in traces}
     groups = {number: named.members(key) for key, number in ids.items()}
     return Plan(world, dict(sorted(groups.items())), by_rank, +counts)
@@ -85,7 +89,7 @@ def plan_operations(run: MergedRun, traces: Sequence[MergedTrace], window: int, 
 
 _WRITTEN = (
     "node_id", "host_node_id", "collective", "node_type", "comm_type", "comm_size", "group", "root",
-    "src", "dst", "tag",
+    "src", "dst", "tag", "turn",
 )  # fmt: skip
 
 
@@ -216,6 +220,20 @@ def _brought_together(rows: pl.DataFrame, counts: Counter[str]) -> pl.DataFrame:
         dst=pl.when(is_p2p).then(pl.when(is_send).then(peer).otherwise("rank")),
         tag=pl.when(is_p2p).then(pl.coalesce(tag, tag.max().over("op"), pl.lit(0))),
     )
+
+
+def _with_turns(rows: pl.DataFrame, counts: Counter[str], *, lower: bool) -> pl.DataFrame:
+    """Add ``turn``: ASTRA-sim must be told in which order a rank communicates."""
+    if not lower:
+        return rows.with_columns(turn=pl.lit(None, pl.Int64))
+    end = pl.col("ts_ns") + pl.col("dur_ns")
+    is_recv = pl.col("node_type") == NodeType.COMM_RECV_NODE
+    told = rows.with_columns(start=pl.col("ts_ns").fill_null(-_NEVER_NS), end=end.fill_null(_NEVER_NS), is_recv=is_recv)
+    rows = told.with_columns(find_turns(told))
+    counts["operations that ranks have in opposite orders, left without one"] += rows.filter(
+        ~pl.col("is_recv") & pl.col("turn").is_null()
+    ).height
+    return rows
 
 
 def _without_unknown(rows: pl.DataFrame, counts: Counter[str]) -> pl.DataFrame:

@@ -78,8 +78,8 @@ def _export(job: RankJob) -> RankExport:
     made = make_window(rows, _operations(job.operations, rows), join=job.profile == Profile.ASTRA)
     if not len(made.nodes):
         raise TraceFileError(
-            f"{job.merged} has no times in window {job.window}: a host trace alone says when nothing ran. "
-            "Merge it with its device trace."
+            f"{job.merged} has nothing in window {job.window} that took time: no op, call or device activity with a "
+            "start and an end. A host trace alone has no times. Merge it with its device trace."
         )
     if job.profile == Profile.ASTRA:
         content = astra_content(rows, made, job.operations, job.texts)
@@ -97,7 +97,7 @@ def _export(job: RankJob) -> RankExport:
 
 def _operations(table: pl.DataFrame, rows: Rows) -> Operations:
     ran, asked = (_row_numbers(table[name], rows.first) for name in ("node_id", "host_node_id"))
-    return Operations(ran, asked, table["group"].to_numpy())
+    return Operations(ran, asked, table["group"].to_numpy(), table["turn"].fill_null(-1).to_numpy())
 
 
 def _row_numbers(ids: pl.Series, first: int) -> Int64:

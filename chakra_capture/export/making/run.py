@@ -21,8 +21,8 @@ from chakra_capture.trace.merged import MergedRun, MergedTrace
 
 # Processes cost half a second each before they do anything.
 _WORTH_PROCESSES = 20_000_000
-# Memory per byte of the tables of a rank, which are packed; measured 14 to 25 (scripts/bench_et.py).
-_NEED_FACTOR, _NEED_LEAST = 30, 100_000_000
+# Memory per byte of the tables of a rank, which are packed; measured 18 and 39 (full) on 13.6 MB (scripts/bench_et.py).
+_NEED_FACTOR, _NEED_LEAST = {Profile.ASTRA: 25, Profile.FULL: 50}, 100_000_000
 _DIED = "the process that wrote it died twice, most likely out of memory. Export it on a machine with more memory."
 
 
@@ -68,24 +68,38 @@ def export_et(run: Run, folder: Path | None, asked: Asked) -> Export:
     Raises:
         TraceFileError: the run has no such window, no rank could be written, or there is an export already.
     """
-    traces = [MergedTrace(rank, path) for rank, path in run.merged_ranks.items()]
+    traces, ranks = _readable([MergedTrace(rank, path) for rank, path in run.merged_ranks.items()])
     windows = sorted({one["window"] for trace in traces for one in trace.link["windows"]})
     window = _chosen(windows, asked.window, run.merged_dir)
     folder = folder or run.merged_dir / layout.ET_FOLDER
     before = _prepared(folder, overwrite=asked.overwrite)
     plan = plan_operations(MergedRun(run.merged_dir), traces, window, lower=asked.profile == Profile.ASTRA)
     jobs = [_job(trace, window, folder, plan, asked) for trace in traces]
-    ranks = []
     for rank in _exported(jobs, asked.workers):
         ranks.append(rank)
         asked.seen(rank, len(jobs))
     ranks.sort(key=lambda one: one.rank)
-    _write_groups(folder, plan.groups)
     written = {one.path for one in ranks if one.path}
-    if len(written) == len(ranks):
-        for path in before - written:  # ranks that this run does not have
+    if written:
+        _write_groups(folder, plan.groups)
+        for path in before - written:  # of another export: it would not fit to this one
             path.unlink(missing_ok=True)
     return Export(folder, window, windows, plan.groups, ranks, sum((one.counts for one in ranks), plan.counts))
+
+
+def _readable(traces: list[MergedTrace]) -> tuple[list[MergedTrace], list[RankExport]]:
+    """Ranks whose small tables can be read, and what is wrong with the others: they cost no rank but themselves."""
+    found, broken = [], []
+    for trace in traces:
+        try:
+            _ = trace.communication, trace.link["windows"]
+        except (TraceFileError, KeyError) as error:
+            broken.append(RankExport(trace.rank, error=str(error)))
+        else:
+            found.append(trace)
+    if not found and broken:
+        raise TraceFileError(str(broken[0].error))
+    return found, broken
 
 
 def _chosen(windows: Sequence[int], wanted: int | None, folder: Path) -> int:
@@ -128,13 +142,13 @@ def _job(trace: MergedTrace, window: int, folder: Path, plan: Plan, asked: Asked
         profile=asked.profile,
         world_size=plan.world_size,
         operations=plan.by_rank[trace.rank],
-        need_bytes=_NEED_LEAST + _NEED_FACTOR * size,
+        need_bytes=_NEED_LEAST + _NEED_FACTOR[asked.profile] * size,
         texts=asked.texts,
     )
 
 
 def _exported(jobs: list[RankJob], workers: int | None) -> Iterator[RankExport]:
-    size = sum(job.need_bytes - _NEED_LEAST for job in jobs) // _NEED_FACTOR
+    size = sum((job.need_bytes - _NEED_LEAST) // _NEED_FACTOR[job.profile] for job in jobs)
     count = min(workers or os.cpu_count() or 1, len(jobs))
     if count <= 1 or (workers is None and size < _WORTH_PROCESSES):
         yield from map(export_rank, jobs)

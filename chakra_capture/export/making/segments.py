@@ -1,4 +1,4 @@
-"""CPU threads cut into segments: each stretch between two begins or ends of rows is the innermost row's, or nobody's.
+"""The segments of the CPU threads of a window, as an export writes them.
 
 A thread that runs no operator and launches nothing is passive and left out: gloo's threads, watchdogs, the profiler.
 """
@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_capture.export.making.rows import ON_THREAD, Rows
-from chakra_capture.merge.nest import nest
+from chakra_capture.merge.segments import NOBODY, cut
 from chakra_capture.trace.columns import Bool, Int64
-
-NOBODY = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,47 +69,13 @@ def cut_threads(rows: Rows) -> Segments:
     works[calls] |= on_thread[calls]
     is_active = on_thread & np.isin(rows.track, np.unique(rows.track[works]))
     chosen = np.flatnonzero(is_active)
-    order = chosen[np.lexsort((chosen, -rows.end[chosen], rows.start[chosen], rows.track[chosen]))]
-    nested = nest(rows.track[order], rows.start[order], rows.end[order] - rows.start[order])
+    found = cut(rows.track[chosen], rows.start[chosen], rows.end[chosen], rows.is_step[chosen])
     row_end, parent = rows.end.copy(), np.full(len(rows), -1)
-    row_end[order] = nested.end_ns
-    around = nested.parent.astype(np.int64)
-    parent[order] = np.where(around >= 0, order[around], -1)
-    parent = _without_steps(rows, parent)
-    track, begin, end, owner = _between_marks(rows, order, row_end, parent)
-    return Segments(track, begin, end, owner, parent, row_end, is_active)
+    row_end[chosen] = found.row_end
+    parent[chosen] = _rows(chosen, found.parent)
+    return Segments(found.track, found.begin, found.end, _rows(chosen, found.owner), parent, row_end, is_active)
 
 
-def _without_steps(rows: Rows, parent: Int64) -> Int64:
-    """A step cuts, and owns nothing."""
-    while len(of_step := np.flatnonzero((parent >= 0) & rows.is_step[np.maximum(parent, 0)])):
-        parent[of_step] = parent[parent[of_step]]
-    return parent
-
-
-def _between_marks(rows: Rows, order: Int64, row_end: Int64, parent: Int64) -> tuple[Int64, Int64, Int64, Int64]:
-    """Thread, begin, end and owner of each stretch between marks.
-
-    A begin makes its row the innermost one, an end the row around it; of several marks at one time the last counts,
-    ends before begins, inner rows' ends first. A row without duration marks a time and changes nothing.
-    """
-    place = np.arange(len(order))
-    is_long = row_end[order] > rows.start[order]
-    outer = np.where(rows.is_step[order], parent[order], order)
-    times = np.concatenate([rows.start[order], row_end[order[is_long]]])
-    track = np.concatenate([rows.track[order], rows.track[order[is_long]]])
-    begins = np.append(np.ones(len(order), dtype=bool), np.zeros(np.count_nonzero(is_long), dtype=bool))
-    tie = np.concatenate([place, -place[is_long]])
-    top = np.concatenate([np.where(is_long, outer, _UNCHANGED), parent[order[is_long]]])
-    sort = np.lexsort((tie, begins, times, track))
-    times, track, top = times[sort], track[sort], top[sort]
-    told = np.maximum.accumulate(np.where(top == _UNCHANGED, -1, np.arange(len(top))))
-    told_here = (told >= 0) & (track[np.maximum(told, 0)] == track)
-    top = np.where(told_here, top[np.maximum(told, 0)], NOBODY)
-    is_last = np.append((times[1:] != times[:-1]) | (track[1:] != track[:-1]), True)[: len(times)]
-    times, track, top = times[is_last], track[is_last], top[is_last]
-    within = track[1:] == track[:-1]
-    return track[:-1][within], times[:-1][within], times[1:][within], top[:-1][within]
-
-
-_UNCHANGED = -2
+def _rows(chosen: Int64, places: Int64) -> Int64:
+    """Rows by their places among the chosen ones."""
+    return np.where(places >= 0, chosen[np.maximum(places, 0)], NOBODY) if len(chosen) else places

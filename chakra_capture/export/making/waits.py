@@ -11,8 +11,9 @@ import polars as pl
 
 from chakra_capture.export.making.items import Items, Operations
 from chakra_capture.export.making.rows import Rows
-from chakra_capture.export.making.segments import NOBODY, Segments
+from chakra_capture.export.making.segments import Segments
 from chakra_capture.merge.rows import CODE
+from chakra_capture.merge.segments import NOBODY
 from chakra_capture.merge.stretches import Stretches, find_handovers
 from chakra_capture.trace.columns import Bool, Int64
 
@@ -96,6 +97,7 @@ def find_waits(rows: Rows, segments: Segments, items: Items, operations: Operati
     _between_threads(rows, segments, waits)
     _backend(rows, segments, items, operations, waits)
     _in_order_of_groups(items, operations, waits)
+    _in_turn(items, operations, waits)
     return waits
 
 
@@ -257,10 +259,13 @@ def _backend(rows: Rows, segments: Segments, items: Items, operations: Operation
     item = np.where(operations.row >= 0, items.of_row[np.maximum(operations.row, 0)], -1)
     on_cpu = np.flatnonzero((item >= 0) & ~rows.is_activity[np.maximum(operations.row, 0)])
     item, row, host = item[on_cpu], operations.row[on_cpu], operations.host_row[on_cpu]
-    _on_active_threads(rows, segments, waits, item, row)
-    asked = (host >= 0) & segments.is_active[np.maximum(host, 0)] & (rows.track[row] != rows.track[host])
+    # Gloo says of a send or recv on the thread that asks how long it takes; the call itself returns before it ends.
+    goes_on = (host >= 0) & (rows.track[row] == rows.track[host]) & (rows.end[row] > segments.row_end[row])
+    takes_place = segments.is_active[row] & ~goes_on
+    _on_active_threads(rows, segments, waits, item[takes_place], (row[takes_place], host[takes_place]))
+    asked = (host >= 0) & segments.is_active[np.maximum(host, 0)] & (goes_on | (rows.track[row] != rows.track[host]))
     item, track = item[asked], rows.track[host[asked]]
-    waits.add("launch", segments.ending_by(track, items.start[item]), waits.point(item))
+    waits.add("launch", segments.ending_by(track, rows.start[row[asked]]), waits.point(item))
     ended = items.end[item]
     at = segments.ending_by(track, ended) + 1
     is_there = (at > 0) & (at < len(segments))
@@ -275,16 +280,25 @@ def _backend(rows: Rows, segments: Segments, items: Items, operations: Operation
     waits.wait("backend", track[chosen], (begin[chosen], end[chosen]), ended[chosen], waits.point(item[chosen]))
 
 
-def _on_active_threads(rows: Rows, segments: Segments, waits: Waits, item: Int64, row: Int64) -> None:
-    """An operation that runs on a thread with segments takes the place of its own there."""
-    own = segments.is_active[row]
-    item, row = item[own], row[own]
+def _on_active_threads(
+    rows: Rows, segments: Segments, waits: Waits, item: Int64, ran_and_asked: tuple[Int64, Int64]
+) -> None:
+    """An operation that runs on a thread with segments takes the place of its own there.
+
+    A backend's thread does nothing until it is given an operation: the time before is no work either.
+    """
+    row, host = ran_and_asked
     track, begin, end = rows.track[row], rows.start[row], segments.row_end[row]
-    waits.add("own_thread", segments.ending_by(track, begin), waits.point(item))
+    asks = (host < 0) | (rows.track[np.maximum(host, 0)] == track)
+    before = segments.ending_by(track, begin)
+    waits.add("own_thread", before, waits.point(item))
     first, last = segments.beginning_from(track, begin), segments.ending_by(track, end)
     inside = (first >= 0) & (last >= first)
     waited = _ranges(first[inside], last[inside] + 1)
     waits.begin[waited] = segments.end[waited]
+    idle = before[(before >= 0) & ~asks]
+    idle = idle[segments.owner[idle] == NOBODY]
+    waits.begin[idle] = segments.end[idle]
     waits.add("own_thread", waits.point(item), segments.beginning_from(track, end))
 
 
@@ -296,3 +310,14 @@ def _in_order_of_groups(items: Items, operations: Operations, waits: Waits) -> N
     again = operations.group[known][1:] == operations.group[known][:-1]
     src, dst = item[:-1][again], item[1:][again]
     waits.add("group", waits.point(src), waits.point(dst))
+
+
+def _in_turn(items: Items, operations: Operations, waits: Waits) -> None:
+    """Communication of all groups runs one after the other, where a simulator needs that."""
+    known = np.flatnonzero((operations.row >= 0) & (operations.turn >= 0))
+    known = known[np.argsort(operations.turn[known], kind="stable")]
+    item = items.of_row[operations.row[known]]
+    item = item[item >= 0]
+    # Of operations that share a kernel the first one counts.
+    item = item[np.sort(np.unique(item, return_index=True)[1])]
+    waits.add("turn", waits.point(item[:-1]), waits.point(item[1:]))
