@@ -14,9 +14,10 @@ from torch.utils.hooks import RemovableHandle
 
 from chakra_capture.annotations import FORWARD, OPTIMIZER
 from chakra_capture.errors import RecordingError
-from chakra_capture.recording.journal import BEGIN, END, MOST_MOVES
+from chakra_capture.recording.journal import MOST_MOVES
 from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
+from chakra_capture.recording.shapes import BEGIN, END
 
 Undo = Callable[[], None]
 _CALL, _INNER = "_compiled_call_impl", "_orig_mod"
@@ -98,7 +99,7 @@ class ModuleCalls:
             self.session.measures(FORWARD)
         moves = self.session.moves
         if moves is not None and len(moves) < MOST_MOVES:
-            moves.append((BEGIN, FORWARD, monotonic_ns()))
+            moves += BEGIN, FORWARD, monotonic_ns()
         else:
             self.session.begin_phase(FORWARD)
         return True
@@ -148,7 +149,7 @@ class _TimedCall:
             calls.is_inside = False
             moves = calls.session.moves
             if moves is not None:
-                moves.append((END, FORWARD, monotonic_ns()))
+                moves += END, FORWARD, monotonic_ns()
             else:
                 calls.session.end_phase(FORWARD)
 

@@ -14,8 +14,9 @@ import torch
 from torch import is_grad_enabled
 
 from chakra_capture.annotations import BACKWARD, FORWARD, INPUT_WAIT, OPTIMIZER
-from chakra_capture.recording.journal import BEGIN, END, MOST_MOVES
+from chakra_capture.recording.journal import MOST_MOVES
 from chakra_capture.recording.session import Session
+from chakra_capture.recording.shapes import BEGIN, END
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class PlainLoop:
                 self._open()
         moves = self.session.moves
         if moves is not None and len(moves) < MOST_MOVES:
-            moves.append((BEGIN, INPUT_WAIT, monotonic_ns()))
+            moves += BEGIN, INPUT_WAIT, monotonic_ns()
         else:
             self.session.begin_phase(INPUT_WAIT)
         return True
@@ -161,7 +162,7 @@ class PlainLoop:
             self._unseen.pop(name, None)
         moves = self.session.moves
         if moves is not None and len(moves) < MOST_MOVES:
-            moves.append((BEGIN, name, monotonic_ns()))
+            moves += BEGIN, name, monotonic_ns()
         else:
             self.session.begin_phase(name)
         return True
@@ -177,7 +178,7 @@ class PlainLoop:
             return
         moves = self.session.moves
         if moves is not None:
-            moves.append((END, name, monotonic_ns()))
+            moves += END, name, monotonic_ns()
         else:
             self.session.end_phase(name)
         # Gradient hooks may have updated, so the end of backward may be that of the step.

@@ -12,7 +12,7 @@ import torch
 from chakra_capture.annotations import BACKWARD, INPUT_WAIT, OPTIMIZER
 from chakra_capture.phases.loop import PlainLoop, Reading
 from chakra_capture.recording import registry
-from chakra_capture.recording.journal import END
+from chakra_capture.recording.shapes import END
 from chakra_capture.recording.standin import StandIn
 
 T = TypeVar("T")
@@ -104,7 +104,7 @@ class Batches:
             raise
         moves = session.moves
         if moves is not None:
-            moves.append((END, INPUT_WAIT, monotonic_ns()))
+            moves += END, INPUT_WAIT, monotonic_ns()
         else:
             session.end_phase(INPUT_WAIT)
         loop.num_batches += 1

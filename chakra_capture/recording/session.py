@@ -20,13 +20,13 @@ from chakra_capture.recording import registry
 from chakra_capture.recording.batches import batch_size
 from chakra_capture.recording.cycles import Cycles
 from chakra_capture.recording.disk import Disk
-from chakra_capture.recording.journal import Moves
 from chakra_capture.recording.loop_phases import LoopPhases
 from chakra_capture.recording.manifest import Reason, settings_in_effect
 from chakra_capture.recording.notices import warn_of_what_will_not_be
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
+from chakra_capture.recording.shapes import Moves
 from chakra_capture.recording.step_phases import StepPhases
 from chakra_capture.recording.summary_process import write_summary
 from chakra_capture.recording.trigger import Trigger

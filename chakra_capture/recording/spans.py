@@ -110,11 +110,12 @@ class Spans:
     ) -> None:
         self._clock, self._device, self._get_ident = clock, device, thread
         self._thread = 0
-        self._names: set[str] = set()
+        self.names: set[str] = set()
         self._stack: list[_Open] = []
         self._mark: Any = None  # where the step began on the device
         self.step: int | None = None
         self.stretch = Stretch(clock())
+        self.gap: Stretch | None = None  # the time before the step that runs, until it is taken
 
     def start_step(self, step: int) -> Stretch:
         """Begin a step; returns the time since the last one."""
@@ -149,10 +150,10 @@ class Spans:
     def enter(self, name: str, now: int, mark: Any = None) -> None:
         """Enter a phase, with its mark on the device."""
         stack = self._stack
-        if name not in self._names:
-            if len(self._names) >= _MOST_NAMES:
+        if name not in self.names:
+            if len(self.names) >= _MOST_NAMES:
                 name = _OTHER_NAMES
-            self._names.add(name)
+            self.names.add(name)
         # Activation checkpointing runs forwards again inside backward: that is backward's time.
         if stack and name == FORWARD and any(each.name == BACKWARD for each in stack):
             name = BACKWARD
@@ -176,6 +177,17 @@ class Spans:
         done, self.stretch = self.stretch, Stretch(now)
         done.end_ns = now
         return done
+
+    def take_gap(self) -> Stretch | None:
+        """The time before the step that runs, once."""
+        gap, self.gap = self.gap, None
+        return gap
+
+    def unused(self, begin_ns: int) -> "Spans":
+        """Others that have followed nothing yet, from ``begin_ns`` on; the names are those of both."""
+        found = Spans(lambda: begin_ns)
+        found.names = self.names
+        return found
 
     def _next_mark(self) -> Any:
         assert self._device is not None

@@ -25,10 +25,11 @@ from typing import Any
 
 from chakra_capture.annotations import FIRST, PARTIAL, WHOLE_STEP
 from chakra_capture.layout import part_path
-from chakra_capture.recording.journal import END_STEP, MOVES_AT_ONCE, START_STEP, Journal
+from chakra_capture.recording.journal import MOVES_AT_ONCE, Journal
 from chakra_capture.recording.live_line import LiveLine
 from chakra_capture.recording.manifest import ClockAnchor, Manifest
 from chakra_capture.recording.phase_file import PhaseFile
+from chakra_capture.recording.shapes import END_STEP, START_STEP, Shapes
 from chakra_capture.recording.spans import DeviceClock, Spans, Stretch, Total
 
 SCHEMA_VERSION = 1
@@ -69,7 +70,7 @@ class StepPhases:
             os.replace(path, part)
         self._file = PhaseFile(part, is_continued=goes_on and part.exists(), clock=clock)
         # Marks of a device have to be put, and asked for, at the time: there nothing is noted for later.
-        self._journal = Journal(clock, lambda: guard(self.sum_up)) if device is None else None
+        self._journal = Journal(clock, lambda: guard(self._catch_up)) if device is None else None
         self._spans = self._journal.spans if self._journal is not None else Spans(clock, device)
         # The hot path: entering a phase, or what the loop does between two steps, and leaving it. Where there is a list
         # of moves they raise nothing: all they do is take a note in it.
@@ -82,10 +83,11 @@ class StepPhases:
         self._batch_size: int | None = None
         self._left = max_steps
         self._flags: set[str] = {FIRST}
-        self._gap: Stretch | None = None
+        self._shapes = Shapes(self._spans)
+        # Who looks at every step needs more than the text of its record.
+        self._has_texts = live is None and watch is None
         # Steps, and lines that come after them.
         self._pending: deque[tuple[Stretch, str] | bytes] = deque()
-        self._quoted = _Quoted()
         self._measures: dict[str, str | None] = {}
         self._is_measures_said = True
         who = {key: getattr(manifest, key) for key in ("run_id", "job", "rank", "world_size", "pid", "hostname")}
@@ -111,9 +113,9 @@ class StepPhases:
         self.open_step, journal = step, self._journal
         if journal is not None:
             journal.thread = get_ident()
-            journal.moves.append((START_STEP, step, self._clock()))
+            journal.moves += START_STEP, None, self._clock()
         else:
-            self._gap = self._spans.start_step(step)
+            self._spans.gap = self._spans.start_step(step)
 
     def end_step(self) -> bool:
         """End the step and take its record; says whether there is more to do: to write, sum up or finish."""
@@ -124,11 +126,14 @@ class StepPhases:
         is_due = now >= self._file.next_ns
         if self._flags or is_due or self._batch_size is not None or self._left is not None:
             more = self._more(is_due=is_due)
-        moves = self.moves
-        if moves is None:
-            self._take((step, more), self._spans.end_step(), self._gap)
+        journal = self._journal
+        if journal is None:
+            done = self._spans.end_step()
+            self._take((step, more), done, self._spans.take_gap())
             return is_due or self._left == 0
-        moves.append((END_STEP, (step, more), now))
+        moves = journal.moves
+        journal.notes.append((step, more))
+        moves += END_STEP, None, now
         return len(moves) >= MOVES_AT_ONCE or is_due or self._left == 0
 
     def _more(self, *, is_due: bool) -> "_More":
@@ -147,9 +152,23 @@ class StepPhases:
 
     def sum_up(self) -> None:
         """Make records of what was noted so far."""
-        if self._journal is not None:
-            for note, step, gap in self._journal.replay():
+        if self._journal is None:
+            return
+        for note, found in self._journal.take(self._shapes if self._has_texts else None):
+            if isinstance(found, str):
+                if not self._is_measures_said:
+                    self._say_measures()
+                number, more = note
+                self._file.add(_record(number, more, found).encode())
+            else:
+                gap, step = found
                 self._take(note, step, gap)
+
+    def _catch_up(self) -> None:
+        """The same, and have the spans know what has been noted since."""
+        self.sum_up()
+        if self._journal is not None:
+            self._journal.catch_up()
 
     def _take(self, note: "tuple[int, _More | None]", done: Stretch, gap: Stretch | None) -> None:
         if not self._is_measures_said:
@@ -159,13 +178,12 @@ class StepPhases:
             self._live.add(number, done)
         if self._watch is not None and not (more and more.flags):
             self._watch(number, done.work_ns)
-        self._gap = None
-        text = _text(number, done, gap, more, self._quoted)
+        text = _record(number, more, self._shapes.text_of(done, gap))
         if done.marks or self._pending:
             self._pending.append((done, text))
             self._settle(at_most=_MOST_PENDING)
         else:
-            self._file.add(f"{text}}}".encode())
+            self._file.add(text.encode())
 
     def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
         """The step turned out to hold no work, or work for nothing: its time belongs to the time between the steps.
@@ -177,12 +195,12 @@ class StepPhases:
         step, self.open_step = self.open_step, None
         if step is None:
             return
-        self.sum_up()
-        gap = self._gap if self._journal is None else self._journal.take_gap()
+        self._catch_up()
+        gap = self._spans.take_gap()
         lost = self._spans.end_step()
         self._release(lost)
         self._spans.stretch = _joined(gap, lost) if gap is not None else lost
-        self._gap = self._batch_size = None
+        self._batch_size = None
         self._flags.discard(PARTIAL)
         if batches:
             self._add({"kind": "dropped", "step": step, "batches": list(batches), "why": why})
@@ -229,7 +247,7 @@ class StepPhases:
         if self.open_step is not None:
             self.flag(PARTIAL)
             self.end_step()
-        self.sum_up()
+        self._catch_up()
         self._say_measures()
         self._settle(at_most=0)
         rest = self._spans.end_step()
@@ -263,8 +281,8 @@ class StepPhases:
             if marks:
                 times = self._device_times(stretch) if is_known else None
                 self._release(stretch)
-                text = f'{text},"device_ns":{json.dumps(times)}'
-            self._file.add(f"{text}}}".encode())
+                text = f'{text[:-1]},"device_ns":{json.dumps(times)}}}'
+            self._file.add(text.encode())
 
     def _has_passed(self, stretch: Stretch) -> bool:
         assert self._device is not None
@@ -322,14 +340,6 @@ def _anchor() -> dict[str, int]:
     return {"unix_ns": now.unix_ns, "monotonic_ns": now.monotonic_ns}
 
 
-class _Quoted(dict[str, str]):
-    """Names as JSON writes them; there are few, and they come in every step."""
-
-    def __missing__(self, name: str) -> str:
-        self[name] = quoted = json.dumps(name)
-        return quoted
-
-
 @dataclass(frozen=True, slots=True)
 class _More:
     """What few steps have: flags, and what is noted once a second."""
@@ -338,30 +348,14 @@ class _More:
     values: dict[str, Any]
 
 
-def _text(number: int, step: Stretch, gap: Stretch | None, more: _More | None, quoted: _Quoted) -> str:
-    """The record of a step as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
-    begin_ns = step.begin_ns
-    spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
-    text = (
-        f'{{"kind":"step","step":{number},"begin_ns":{begin_ns},"ns":{step.end_ns - begin_ns},'
-        f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
-    )
-    if step.num_spans_left_out:
-        text += f',"spans_left_out":{step.num_spans_left_out}'
-    if gap is not None:
-        text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
+def _record(number: int, more: _More | None, times: str) -> str:
+    """The record of a step as JSON: made by hand, for ``json.dumps`` costs as much as all the rest."""
     if more is not None:
         if more.flags:
-            text += f',"flags":{json.dumps(more.flags)}'
+            times += f',"flags":{json.dumps(more.flags)}'
         for name, value in more.values.items():
-            text += f',"{name}":{json.dumps(value)}'
-    return text
-
-
-def _totals(stretch: Stretch, quoted: _Quoted) -> str:
-    if not stretch.totals:
-        return "{}"
-    return f"{{{','.join([f'{quoted[name]}:[{t.ns},{t.calls}]' for name, t in stretch.totals.items()])}}}"
+            times += f',"{name}":{json.dumps(value)}'
+    return f'{{"kind":"step","step":{number},{times}}}'
 
 
 def _joined(first: Stretch, second: Stretch) -> Stretch:
