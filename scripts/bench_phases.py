@@ -2,17 +2,18 @@
 
     bench_phases.py                          ours alone
     bench_phases.py --traceml PYTHON         and traceml-ai 0.5.0 of that environment, on the same trainings
-    bench_phases.py --cases plain monai --rounds 9 --steps 400
+    bench_phases.py --cases plain monai --rounds 9 --steps 1000
 
-Ours runs with and without in two threads of one process that take turns of TURN steps, so that a machine that is busy is
-busy for both. TraceML cannot be switched off in a process, so it has processes in turn: `traceml run`, and the same with
-`--disable-traceml`. What counts is the CPU time that the loop's thread takes for a turn, divided by its steps: so what is
-done once in many steps, as to sum up, is in it. (TraceML's other threads are not counted.) A cost is that of turns with
-less that of turns without, both at the tenth percentile, which is that of a quiet machine, and at the median.
-A framework's training without runs twice: bare, and with an empty callback or handlers that do nothing where ours stands.
-The bar is about our own code beyond an empty callback of the same framework; beyond the bare training a user pays what
-the framework takes to call one as well, and that is shown beside it.
-Exit status: 0 our cost over an empty callback at the tenth percentile is within the bars, 1 it is not, 2 a training does not run.
+Ours runs with and without in two threads of one process that take turns of TURN steps, so that a machine that is busy
+is busy for both. TraceML cannot be switched off in a process, so it has processes in turn: `traceml run`, and the same
+with `--disable-traceml`. What counts is the CPU time that the loop's thread takes for a turn, divided by its steps: so
+what is done once in many steps, as to sum up, is in it. (TraceML's other threads are not counted.) A cost is that of
+turns with less that of turns without: at the tenth percentile, which is that of a quiet machine, and at the median.
+A framework's training without runs twice: bare, and with an empty callback, or handlers that do nothing, in our place.
+The bar is on our own code beyond an empty callback of the same framework. A user pays what the framework takes to call
+one, too, and because of us: that is in the cost over the bare training, which stands beside it.
+Exit status: 0 our cost over an empty callback at the tenth percentile is within the bars, 1 it is not, 2 a training
+does not run.
 """
 
 import argparse
