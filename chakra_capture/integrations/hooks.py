@@ -4,17 +4,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from threading import get_ident
+from time import monotonic_ns
 from types import FunctionType, MethodType
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 from torch.utils.hooks import RemovableHandle
 
 from chakra_capture.annotations import FORWARD, OPTIMIZER
 from chakra_capture.errors import RecordingError
+from chakra_capture.recording.journal import MOST_MOVES
 from chakra_capture.recording.patches import Patch
 from chakra_capture.recording.session import Session
+from chakra_capture.recording.shapes import BEGIN, END
 
 Undo = Callable[[], None]
 _CALL, _INNER = "_compiled_call_impl", "_orig_mod"
@@ -48,11 +51,11 @@ class ModuleCalls:
     """
 
     def __init__(self, session: Session, module: torch.nn.Module, *, around: Sequence[torch.nn.Module] = ()) -> None:
-        self._session = session
+        self.session = session
         self._module, self._around = module, around
         self._calls: list[tuple[dict[str, Any], Any, _TimedCall]] = []  # attributes, what they held, what they get
         self._thread = 0
-        self._is_inside = self._is_wrapped_call = self._is_found = False
+        self.is_inside = self._is_wrapped_call = self._is_found = False
         self.has_run = False
 
     @property
@@ -69,8 +72,8 @@ class ModuleCalls:
         if not self._is_found:
             # Not before the first step: until then a job may compile its modules.
             self._is_found = True
-            self._session.time_phase(FORWARD, self._find)
-        self._thread, self._is_inside, self._is_wrapped_call = get_ident(), False, is_wrapped
+            self.session.time_phase(FORWARD, self._find)
+        self._thread, self.is_inside, self._is_wrapped_call = get_ident(), False, is_wrapped
         for attributes, _, timed in self._calls:
             attributes[_CALL] = timed
 
@@ -78,32 +81,28 @@ class ModuleCalls:
         """The training step is over."""
         self._thread = 0
         for attributes, before, timed in self._calls:
-            if attributes.get(_CALL) is not timed:
-                continue  # somebody has compiled the module in the step
-            if before is None:
-                del attributes[_CALL]
-            else:
+            if attributes.get(_CALL) is timed:  # else somebody has compiled the module in the step
+                # Not deleted, until it is for good: a dict that something is put in and taken from grows each time.
                 attributes[_CALL] = before
 
     def begin(self) -> bool:
-        """A module is called; says whether that is a forward of the step: then ``end`` is to follow."""
+        """A module is called, and not inside a forward; says whether that is one of the step: then it is inside."""
         # Activation checkpointing calls modules again in a thread of autograd.
-        if self._is_inside or get_ident() != self._thread:
+        if get_ident() != self._thread:
             return False
         if self._is_wrapped_call:
             self._is_wrapped_call = False
             return False
-        self._is_inside = True
+        self.is_inside = True
         if not self.has_run:
             self.has_run = True
-            self._session.measures(FORWARD)
-        self._session.begin_phase(FORWARD)
+            self.session.measures(FORWARD)
+        moves = self.session.moves
+        if moves is not None and len(moves) < MOST_MOVES:
+            moves += BEGIN, FORWARD, monotonic_ns()
+        else:
+            self.session.begin_phase(FORWARD)
         return True
-
-    def end(self) -> None:
-        """The call is over."""
-        self._is_inside = False
-        self._session.end_phase(FORWARD)
 
     def _find(self) -> Undo:
         own = [vars(self._module), *(vars(cls) for cls in type(self._module).__mro__)]
@@ -123,6 +122,9 @@ class ModuleCalls:
 
         def undo() -> None:
             self.leave()
+            for attributes, before, _ in self._calls:
+                if before is None and attributes.get(_CALL, self) is None:
+                    del attributes[_CALL]
             self._calls = []
 
         return undo
@@ -139,23 +141,29 @@ class _TimedCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls = self._calls
         # Somebody may have compiled the module where we do not see it; then this is compiled as if we were not here.
-        if is_compiling() or not calls.begin():
+        if is_dynamo_compiling() or calls.is_inside or not calls.begin():
             return self._call(*args, **kwargs)
         try:
             return self._call(*args, **kwargs)
         finally:
-            calls.end()
+            calls.is_inside = False
+            moves = calls.session.moves
+            if moves is not None:
+                moves += END, FORWARD, monotonic_ns()
+            else:
+                calls.session.end_phase(FORWARD)
 
 
 class OptimizerHooks:
-    """Times the steps that the loop's optimizers take between ``enter`` and ``leave``, without what a closure does."""
+    """Times the steps that the loop's optimizers take while ``is_inside``, without what a closure does."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._handles: dict[int, RemovableHandle] = {}  # of the hook before the step, by id of the optimizer
         self._undo = ExitStack()
         self._latest: Any = None
-        self._is_sure = self._is_inside = self._is_timing = self._is_refused = False
+        self._is_sure = self._is_timing = self._is_refused = False
+        self.is_inside = False  # the loop steps: from ``enter`` until who has called that sets it back
         self._depth = 0
         self.num_steps = 0
         self.has_run = False
@@ -166,7 +174,7 @@ class OptimizerHooks:
 
     def enter(self, optimizer: Any) -> bool:
         """The loop is about to step; says whether it is sure to be noticed if the optimizer then does."""
-        self._is_inside, self._is_timing, self._depth = True, False, 0
+        self.is_inside, self._is_timing, self._depth = True, False, 0
         if optimizer is not self._latest:
             self._meet(optimizer)
         return self._is_sure
@@ -185,10 +193,6 @@ class OptimizerHooks:
         # A scheduler of torch puts a step of its own on the optimizer, which calls that of the class.
         self._is_sure = not self._is_refused and (own is None or hasattr(own, "_wrapped_by_lr_sched"))
         self._latest = optimizer
-
-    def leave(self) -> None:
-        """The loop has stepped, or its scaler has found that it must not."""
-        self._is_inside = False
 
     def _is_hooked(self, optimizer: Any) -> bool:
         handle = self._handles.get(id(optimizer))
@@ -212,44 +216,37 @@ class OptimizerHooks:
         self._latest = None
 
     def _begin(self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self._is_inside:
+        if not self.is_inside:
             return None
         self._depth += 1
         if self._depth > 1:  # a step that calls that of its base class
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self._start()
+            self._is_timing = True
+            self._session.begin_phase(OPTIMIZER)
             return None
-        timed = self._around(closure)
+        timed = partial(self._run, closure)
         return ((*args[:1], timed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": timed})
 
-    def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def called() -> Any:
-            if self._is_timing:
-                self._stop()
-            try:
-                return closure()
-            finally:
-                self._start()
-
-        return called
-
-    def _start(self) -> None:
-        self._is_timing = True
-        self._session.begin_phase(OPTIMIZER)
-
-    def _stop(self) -> None:
-        self._is_timing = False
-        self._session.end_phase(OPTIMIZER)
+    def _run(self, closure: Callable[[], Any]) -> Any:
+        if self._is_timing:
+            self._is_timing = False
+            self._session.end_phase(OPTIMIZER)
+        try:
+            return closure()
+        finally:
+            self._is_timing = True
+            self._session.begin_phase(OPTIMIZER)
 
     def _end(self, *_: Any) -> None:
-        if self._is_inside:
+        if self.is_inside:
             self._depth -= 1
             if not self._depth:
                 self.num_steps += 1
                 if self._is_timing:
-                    self._stop()
+                    self._is_timing = False
+                    self._session.end_phase(OPTIMIZER)
 
 
 def _with_children(module: torch.nn.Module) -> Iterator[Any]:

@@ -130,6 +130,12 @@ def wrap_backward(loss: T) -> T:
         InitError: ``init`` was not called, or it is wrapped already.
         TypeError: it is neither.
     """
+    claim = registry.current_init()
+    if type(loss) is torch.Tensor and claim is not None and claim.owner == _OWNER:
+        # In every step, and no more than this has to be known of a tensor.
+        ready: PlainLoop = claim.made
+        if BACKWARD in ready.timed and ready.session.is_open:
+            return Loss(ready, loss)  # type: ignore[return-value]
     is_loss = isinstance(loss, torch.Tensor) or callable(getattr(loss, "backward", None))
     if not is_loss and (isinstance(loss, torch.nn.Module) or not callable(loss)):
         raise TypeError(
@@ -190,7 +196,7 @@ def _loop_for(thing: object) -> "PlainLoop | None":
             "once."
         )
     loop: PlainLoop = claim.made
-    if isinstance(thing, _WRAPPED) or loop.has(thing):
+    if isinstance(thing, _WRAPPED) or id(thing) in loop.optimizers:
         raise InitError(
             f"This {type(thing).__name__.lstrip('_').lower()} is wrapped already; expected one that is not, or it "
             "would be timed twice. Wrap it once, where it is made."

@@ -5,14 +5,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import get_ident
+from time import monotonic_ns
 from types import TracebackType
 from typing import Any
 from weakref import ref
 
 import torch
+from torch import is_grad_enabled
 
-from chakra_capture.annotations import BACKWARD, FORWARD, OPTIMIZER
+from chakra_capture.annotations import BACKWARD, FORWARD, INPUT_WAIT, OPTIMIZER
+from chakra_capture.recording.journal import MOST_MOVES
 from chakra_capture.recording.session import Session
+from chakra_capture.recording.shapes import BEGIN, END
 
 logger = logging.getLogger(__name__)
 
@@ -37,16 +41,16 @@ class PlainLoop:
         self._thread = 0
         self._said: set[str] = set()
         self._unseen: dict[str, int] = {}  # what is wrapped and was in no step yet, and since which step
-        self._timed: set[str] = set()
+        self.timed: set[str] = set()  # phases
         self.is_update_compiled = False
-        self._optimizers: dict[int, ref[Any]] = {}
+        self.optimizers: dict[int, ref[Any]] = {}  # that are wrapped, by id
         self._put_back: list[Callable[[], None]] = []
         # Of the step that is open.
         self._is_open = self._is_block = self._has_worked = False
         self._reading: Reading | None = None
-        self._num_batches = 0
+        self.num_batches = 0  # that have come; who requests them counts
         self._inside: list[str] = []
-        self._stepped: set[int] = set()
+        self.stepped: set[int] = set()  # ids of the optimizers that have
 
     def close(self) -> None:
         """Close the session, and put back what it has not."""
@@ -54,14 +58,10 @@ class PlainLoop:
         while self._put_back:
             self._put_back.pop()()
 
-    def has(self, thing: object) -> bool:
-        """Say whether this is an optimizer that is wrapped."""
-        return id(thing) in self._optimizers
-
     def times(self, name: str) -> None:
         """Note that a phase is timed from now on."""
-        if name not in self._timed:
-            self._timed.add(name)
+        if name not in self.timed:
+            self.timed.add(name)
             self._unseen[name] = self._step
             self.session.measures(name)
 
@@ -70,13 +70,13 @@ class PlainLoop:
 
         def install() -> Callable[[], None]:
             put_back, key = replace_step(self, optimizer), id(optimizer)
-            self._timed.add(OPTIMIZER)
+            self.timed.add(OPTIMIZER)
 
             def forget(_: object = None) -> None:
-                self._optimizers.pop(key, None)
+                self.optimizers.pop(key, None)
 
             # An optimizer that is gone, and with it its number, is waited for no more.
-            self._optimizers[key] = ref(optimizer, forget)
+            self.optimizers[key] = ref(optimizer, forget)
 
             def remove() -> None:
                 forget()
@@ -97,7 +97,7 @@ class PlainLoop:
         why = None
         if self._thread != get_ident():
             why = "in another thread than before. Wrap what the training loop itself iterates over."
-        elif not torch.is_grad_enabled():
+        elif not is_grad_enabled():
             why = "with gradients switched off, as for validation. Wrap the loader of the training alone."
         elif self._is_open and not self._is_block and self._reading and self._reading.loader is not reading.loader:
             why = "inside a step that iterates over another one. Bracket the steps by `with phases.step():`."
@@ -106,30 +106,33 @@ class PlainLoop:
         return why is None
 
     def requests(self, reading: Reading) -> bool:
-        """Take a request for a batch; False where it is none of this training."""
-        if not self.follows(reading):
+        """Take a request for a batch, and begin to wait for it; False where it is none of this training."""
+        # Mostly it is the next batch of the same iteration, and here each call of Python's takes a microsecond.
+        is_next = self._reading is reading and self._thread == get_ident() and is_grad_enabled()
+        if not (is_next and self.session.is_open) and not self.follows(reading):
             return False
         if not self._is_block:
             if self._is_open and self._reading is not reading:
                 self._cut()
-            if self._is_open and (self._num_batches >= reading.size or self._is_updated):
+            if self._is_open and (self.num_batches >= reading.size or self._is_updated):
                 self._close()
+            self._reading = reading
             if not self._is_open:
                 self._open()
-            self._reading = reading
+        moves = self.session.moves
+        if moves is not None and len(moves) < MOST_MOVES:
+            moves += BEGIN, INPUT_WAIT, monotonic_ns()
+        else:
+            self.session.begin_phase(INPUT_WAIT)
         return True
-
-    def received(self) -> None:
-        """Count a batch."""
-        self._num_batches += 1
 
     def exhausted(self) -> None:
         """There is no batch any more."""
         if self._is_block or not self._is_open:
             return
-        if self._num_batches == 0:
+        if self.num_batches == 0:
             self._abort()
-        elif self._optimizers and not self._stepped:
+        elif self.optimizers and not self.stepped:
             self._cut()
         else:
             self._close()
@@ -141,6 +144,7 @@ class PlainLoop:
 
     def begin(self, name: str) -> bool:
         """Enter a phase; False where it does not count."""
+        inside = self._inside
         if not self._is_open:
             if name != FORWARD and self._step > self._first_step:
                 self._say(
@@ -148,30 +152,39 @@ class PlainLoop:
                     "in no step. If it belongs to the training, bracket the steps by `with phases.step():`."
                 )
             return False
-        if name in self._inside or get_ident() != self._thread:
+        if name in inside or get_ident() != self._thread:
             return False
-        if name == FORWARD and (not torch.is_grad_enabled() or (_backward_id() != -1 and BACKWARD not in self._inside)):
+        if name == FORWARD and (not is_grad_enabled() or (_backward_id() != -1 and BACKWARD not in inside)):
             return False
-        self._inside.append(name)
+        inside.append(name)
         self._has_worked = True
-        self._unseen.pop(name, None)
-        self.session.begin_phase(name)
+        if self._unseen:
+            self._unseen.pop(name, None)
+        moves = self.session.moves
+        if moves is not None and len(moves) < MOST_MOVES:
+            moves += BEGIN, name, monotonic_ns()
+        else:
+            self.session.begin_phase(name)
         return True
 
     def end(self, name: str) -> None:
         """Leave a phase, and the step where that was its update."""
-        if name not in self._inside:
+        inside = self._inside
+        if inside and inside[-1] == name:
+            inside.pop()
+        elif name in inside:
+            del inside[inside.index(name) :]
+        else:
             return
-        del self._inside[self._inside.index(name) :]
-        self.session.end_phase(name)
+        moves = self.session.moves
+        if moves is not None:
+            moves += END, name, monotonic_ns()
+        else:
+            self.session.end_phase(name)
         # Gradient hooks may have updated, so the end of backward may be that of the step.
-        is_over = self._stepped and name != FORWARD and not self._inside and self._is_updated
+        is_over = self.stepped and name != FORWARD and not inside and self.stepped >= self.optimizers.keys()
         if is_over and not self._is_block and _backward_id() == -1:
             self._close()
-
-    def stepped(self, optimizer: object) -> None:
-        """Note an update."""
-        self._stepped.add(id(optimizer))
 
     def block(self) -> "AbstractContextManager[object]":
         """Bracket a step."""
@@ -197,27 +210,32 @@ class PlainLoop:
             return
         if error is not None:
             self._fail(error)
-        elif self._reading is None or self._num_batches >= self._reading.size or self._is_updated:
+        elif self._reading is None or self.num_batches >= self._reading.size or self._is_updated:
             self._close()
 
     @property
     def _is_updated(self) -> bool:
-        return bool(self._stepped) and self._stepped >= self._optimizers.keys()
+        return bool(self.stepped) and self.stepped >= self.optimizers.keys()
 
     def _open(self) -> None:
-        self._is_open, self._has_worked, self._num_batches = True, False, 0
+        self._is_open, self._has_worked = True, False
+        self.num_batches = 0
         self._inside.clear()
-        self._stepped.clear()
+        self.stepped.clear()
         self.session.start_step(self._step)
 
     def _close(self) -> None:
         if self.is_update_compiled:
             self.session.measures(OPTIMIZER, "optimizer.step() is inside a compiled function")
-        elif self._optimizers and not self._stepped:
+        elif self.optimizers and not self.stepped:
             self.session.skip_update()
         self._is_open = False
         self.session.end_step(self._step)
         self._step += 1
+        if self._unseen:
+            self._say_what_was_not_called()
+
+    def _say_what_was_not_called(self) -> None:
         for name in [name for name, since in self._unseen.items() if self._step >= since + 2]:
             del self._unseen[name]
             why = f"what is wrapped was not called in steps {self._step - 2} and {self._step - 1}"
@@ -226,7 +244,7 @@ class PlainLoop:
 
     def _cut(self) -> None:
         # Somebody has only looked at a batch, if nothing of what is wrapped has run.
-        if self._num_batches == 0 or (self._timed and not self._has_worked):
+        if self.num_batches == 0 or (self.timed and not self._has_worked):
             self._abort()
         else:
             self._fail(None)

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
+from time import monotonic_ns
 from typing import Any, TypeVar
 from weakref import ref
 
@@ -11,6 +12,7 @@ import torch
 from chakra_capture.annotations import BACKWARD, INPUT_WAIT, OPTIMIZER
 from chakra_capture.phases.loop import PlainLoop, Reading
 from chakra_capture.recording import registry
+from chakra_capture.recording.shapes import END
 from chakra_capture.recording.standin import StandIn
 
 T = TypeVar("T")
@@ -20,37 +22,40 @@ class Call(StandIn):
     """A timed function or module."""
 
     def __init__(self, loop: PlainLoop, thing: Any, name: str) -> None:
-        super().__init__(thing, _chakra_loop=loop, _chakra_name=name)
+        # One attribute for all: of a class that passes attributes on each takes Python a long way.
+        super().__init__(thing, _chakra_call=(loop, thing, name))
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
+        loop, thing, name = self._chakra_call
         # Known to the compiler as true, so of ours nothing is in what it compiles.
-        if torch.compiler.is_dynamo_compiling() or not self._chakra_loop.begin(self._chakra_name):
-            return self._chakra_thing(*arguments, **options)
+        if torch.compiler.is_dynamo_compiling() or not loop.begin(name):
+            return thing(*arguments, **options)
         try:
-            return self._chakra_thing(*arguments, **options)
+            return thing(*arguments, **options)
         finally:
-            self._chakra_loop.end(self._chakra_name)
+            loop.end(name)
 
 
 class Loss:
     """A loss whose ``backward`` is timed; made anew in every step."""
 
-    __slots__ = ("_loop", "_loss")
+    __slots__ = ("_call",)
 
     def __init__(self, loop: PlainLoop, loss: Any) -> None:
-        self._loop, self._loss = loop, loss
+        self._call = loop, loss
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._loss, name)
+        return getattr(self._call[1], name)
 
     def backward(self, *arguments: Any, **options: Any) -> Any:
         """Run ``backward`` of the loss."""
-        if torch.compiler.is_dynamo_compiling() or not self._loop.begin(BACKWARD):
-            return self._loss.backward(*arguments, **options)
+        loop, loss = self._call
+        if torch.compiler.is_dynamo_compiling() or not loop.begin(BACKWARD):
+            return loss.backward(*arguments, **options)
         try:
-            return self._loss.backward(*arguments, **options)
+            return loss.backward(*arguments, **options)
         finally:
-            self._loop.end(BACKWARD)
+            loop.end(BACKWARD)
 
 
 class Loader(StandIn):
@@ -89,17 +94,22 @@ class Batches:
         loop = self._loop
         if not loop.requests(self._reading):
             return next(self._source)
-        loop.session.begin_phase(INPUT_WAIT)
+        session = loop.session
         try:
             batch = next(self._source)
         except BaseException as error:
-            loop.session.end_phase(INPUT_WAIT)
+            session.end_phase(INPUT_WAIT)
             if isinstance(error, StopIteration):
                 loop.exhausted()
             raise
-        loop.session.end_phase(INPUT_WAIT)
-        loop.received()
-        loop.session.received(batch)
+        moves = session.moves
+        if moves is not None:
+            moves += END, INPUT_WAIT, monotonic_ns()
+        else:
+            session.end_phase(INPUT_WAIT)
+        loop.num_batches += 1
+        if session.wants_batch:
+            session.received(batch)
         return batch
 
     def __del__(self) -> None:
@@ -126,26 +136,30 @@ def replace_step(loop: PlainLoop, optimizer: Any) -> Callable[[], None]:
     this, is_method = ref(optimizer), before is None and inspect.ismethod(original)
     call: Any = function if is_method else original
 
-    def timed(self: Any, *arguments: Any, **options: Any) -> Any:
-        given = (self, *arguments) if is_method else arguments
+    @wraps(function)
+    def step(*arguments: Any, **options: Any) -> Any:
+        one = this()
+        given = (one, *arguments) if is_method else arguments
         if torch.compiler.is_dynamo_compiling():
             _note_compiled_update()
             return call(*given, **options)
         is_timed = loop.begin(OPTIMIZER)
         try:
             found = call(*given, **options)
-            loop.stepped(self)
+            loop.stepped.add(id(one))
             return found
         finally:
             if is_timed:
                 loop.end(OPTIMIZER)
 
     @wraps(function)
-    def step(*arguments: Any, **options: Any) -> Any:
-        return timed(this(), *arguments, **options)
+    def timed(self: Any, *arguments: Any, **options: Any) -> Any:
+        if self is this():
+            return step(*arguments, **options)
+        return call(self, *arguments, **options) if is_method else call(*arguments, **options)
 
     placed: Any = step
-    placed.__func__, placed.__signature__ = wraps(function)(timed), inspect.signature(original)
+    placed.__func__, placed.__signature__ = timed, inspect.signature(original)
     optimizer.step = step
 
     def put_back() -> None:

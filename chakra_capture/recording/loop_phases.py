@@ -10,10 +10,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from chakra_capture.annotations import PROFILED, safe_name
+from chakra_capture.annotations import safe_name
 from chakra_capture.config import DISABLED_VARIABLE, is_switched_off
 from chakra_capture.errors import RecordingError
-from chakra_capture.recording import registry
 from chakra_capture.recording.device_clock import device_clock
 from chakra_capture.recording.live_line import LiveLine
 from chakra_capture.recording.run import Run
@@ -43,8 +42,8 @@ class LoopPhases:
         self._thread = 0
         # Asked for in every step, where os.environ takes microseconds to say that it has no such variable.
         raw = getattr(os.environ, "_data", None)
-        self._environ: Any = os.environ if raw is None else raw
-        self._switch: Any = DISABLED_VARIABLE if raw is None else os.environ.encodekey(DISABLED_VARIABLE)
+        self.environ: Any = os.environ if raw is None else raw
+        self.switch: Any = DISABLED_VARIABLE if raw is None else os.environ.encodekey(DISABLED_VARIABLE)
 
     def open(
         self,
@@ -53,8 +52,17 @@ class LoopPhases:
         *,
         is_live: bool = False,
         watch: Callable[[int, int], None] | None = None,
+        guard: Callable[[Callable[[], None]], None],
     ) -> None:
-        """Begin to record; ``is_live`` shows a line on the terminal meanwhile, ``watch`` is told what steps take."""
+        """Begin to record.
+
+        Args:
+            run: what is recorded.
+            max_steps: stop after so many steps.
+            is_live: show a line on the terminal meanwhile.
+            watch: is told what steps take.
+            guard: calls what may fail where nothing else would catch it.
+        """
         path, goes_on = run.paths.phases_file(run.manifest.rank), run.has_phases
         if run.is_timing:
             _say_once(run, _TWO_AT_ONCE.format(path=path))
@@ -64,7 +72,14 @@ class LoopPhases:
         live = LiveLine.on_terminal(run.manifest.rank) if is_live else None
         self.steps = run.disk.do(
             lambda: StepPhases(
-                path, run.manifest, max_steps=max_steps, goes_on=goes_on, device=device, live=live, watch=watch
+                path,
+                run.manifest,
+                max_steps=max_steps,
+                goes_on=goes_on,
+                device=device,
+                live=live,
+                watch=watch,
+                guard=guard,
             )
         )
 
@@ -89,18 +104,8 @@ class LoopPhases:
         for remove in reversed(removes):
             _remove("handlers", remove)
 
-    def end_step(self, step: int, is_recorded: bool) -> None:
-        """End a step; write what is due."""
-        steps = self.steps
-        if steps is None or steps.open_step != step:
-            return
-        if is_recorded:
-            steps.flag(PROFILED)
-        if steps.end_step() or self._switch in self._environ:
-            with registry.signals_wait():
-                self._attend(steps)
-
-    def _attend(self, steps: StepPhases) -> None:
+    def attend(self, steps: StepPhases) -> None:
+        """Do what is due between two steps."""
         if steps.is_finished or is_switched_off(os.environ):
             self.close()
         elif steps.is_due:

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, TypeVar
 
-from chakra_capture.annotations import INPUT_WAIT, PARTIAL, RECORDING, UPDATE_SKIPPED, VALIDATION_PHASE
+from chakra_capture.annotations import INPUT_WAIT, PARTIAL, PROFILED, RECORDING, UPDATE_SKIPPED, VALIDATION_PHASE
 from chakra_capture.config import ChakraProfileConfig, OnFault, Validation, settings_from
 from chakra_capture.errors import ChakraCaptureError, RecordingError, SettingsError
 from chakra_capture.layout import RunPaths
@@ -26,6 +26,8 @@ from chakra_capture.recording.notices import warn_of_what_will_not_be
 from chakra_capture.recording.rank import RankInfo, current_rank
 from chakra_capture.recording.recorder import Recorder
 from chakra_capture.recording.run import Run, job_name, open_run, trace_folder
+from chakra_capture.recording.shapes import Moves
+from chakra_capture.recording.step_phases import StepPhases
 from chakra_capture.recording.summary_process import write_summary
 from chakra_capture.recording.trigger import Trigger
 from chakra_capture.recording.window import ALWAYS, NEVER
@@ -57,6 +59,11 @@ class Session:
 
     ``start_step`` and ``end_step`` take the global step, 0-based; a step runs from the request for its first batch to
     the end of its update. Outside the window each costs one comparison.
+
+    Attributes:
+        is_open: whether the session can still record.
+        wants_batch: whether ``received`` should be shown a batch; once a second, for it costs microseconds.
+        moves: where ``begin_phase`` and ``end_phase`` take a note and do no more; else None. See ``Journal``.
     """
 
     def __init__(self, settings: ChakraProfileConfig, *, rank: RankInfo | None = None) -> None:
@@ -72,16 +79,13 @@ class Session:
         self._next_step = NEVER
         self._step_context = _StepContext(self)
         self._contexts: dict[str, _Phase] = {}
+        self.is_open = self.wants_batch = False
+        self.moves: Moves | None = None
 
     @property
     def paths(self) -> RunPaths | None:
         """Where this session writes; None while it is not open or switched off."""
         return self._run.paths if self._run is not None else None
-
-    @property
-    def is_open(self) -> bool:
-        """Say whether the session can still record."""
-        return self._run is not None
 
     def __enter__(self) -> "Session":
         self.open()
@@ -119,13 +123,24 @@ class Session:
         phases = self._phases
         if phases.annotations:
             self._timed(phases.end_annotation)
-        if phases.steps is not None:
+        steps = phases.steps
+        if steps is not None and steps.open_step == step:
             try:
-                phases.end_step(step, self._is_step_recorded)
+                recorder = self._cycles.recorder if self._cycles is not None else None
+                if recorder is not None and recorder.open_step is not None:
+                    steps.flag(PROFILED)
+                if steps.end_step() or phases.switch in phases.environ:
+                    self._attend(steps)
             except Exception as fault:
                 self._give_up_phases(fault)
         if step >= self._next_step:
             self._guarded(self._leave, step)
+
+    def _attend(self, steps: StepPhases) -> None:
+        with registry.signals_wait():
+            self._phases.attend(steps)
+        self.wants_batch = steps.wants_batch
+        self._choose_way()
 
     def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
         """End the running step without counting it: it turned out to hold no work, or work for nothing.
@@ -147,11 +162,17 @@ class Session:
         if steps is not None and steps.open_step == step:
             self._timed(steps.flag, PARTIAL)
             self._timed(self._phases.end_annotation)
-            self._timed(self._phases.end_step, step, self._is_step_recorded)
+            self._timed(self._end_failed_step, steps)
         recorder = self._recorder
         if recorder is not None:
             self._guarded(recorder.fail_step, step)
             self._guarded(recorder.note_error, error)
+
+    def _end_failed_step(self, steps: StepPhases) -> None:
+        if self._is_step_recorded:
+            steps.flag(PROFILED)
+        if steps.end_step() or self._phases.switch in self._phases.environ:
+            self._attend(steps)
 
     def start_validation(self) -> None:
         """Tell that the loop validates, between two steps; with ``validation: exclude`` merge leaves it out."""
@@ -224,7 +245,6 @@ class Session:
     def begin_phase(self, name: str) -> None:
         """Enter a phase; ``phase`` is the same as a context."""
         phases = self._phases
-        # A step calls this some ten times, so what has an attribute is not asked for by a method.
         recorder = self._cycles.recorder if self._cycles is not None else None
         if recorder is not None and recorder.open_step is not None:
             self._timed(phases.begin_annotated, name)
@@ -288,7 +308,8 @@ class Session:
     def received(self, batch: object) -> None:
         """Show what a request for a batch has given: how many samples that are is noted once a second."""
         steps = self._phases.steps
-        if steps is not None and steps.wants_batch:
+        if steps is not None and self.wants_batch:
+            self.wants_batch = False
             try:
                 size = batch_size(batch)
             except Exception:  # it is the user's, and may answer nothing
@@ -327,7 +348,7 @@ class Session:
                 raise
             finally:
                 if self._cycles is None or not self._cycles.at_hand:
-                    self._run = self._cycles = None
+                    self._let_go()
                     registry.remove_session(self)
         # After SIGTERM there is no time to lose; and what another thread still records has not ended.
         if run is not None and self._run is None and reason is not Reason.terminated:
@@ -339,7 +360,7 @@ class Session:
             run = self._run
             self._phases.forget()
             self._disarm()
-            self._run = self._cycles = None
+            self._let_go()
             registry.remove_session(self)
         if run is not None and run.manifest.world_size == 1:
             registry.forget_run(run)
@@ -370,11 +391,29 @@ class Session:
     def forget_in_child(self) -> None:
         """Become inert in a forked child, which shares the parent's files."""
         self._next_step = NEVER
-        self._run = self._cycles = None
         self._phases = LoopPhases()
+        self._let_go()
         trigger, self._trigger = self._trigger, None
         if trigger is not None:
             trigger.forget_in_child()
+
+    def _let_go(self) -> None:
+        self._run = self._cycles = None
+        self.is_open = False
+        self._choose_way()
+
+    def _choose_way(self) -> None:
+        """Have phases noted at once where nothing else has to be known: a step enters and leaves some ten of them."""
+        # Each call of Python's between two computations takes a microsecond, so there is none in between. (Not by
+        # vars(self): an object whose dict somebody has held is slower from then on.)
+        steps, had = self._phases.steps, self.moves is not None
+        self.moves = steps.moves if steps is not None and self._recorder is None else None
+        if steps is not None and self.moves is not None:
+            for name, call in (("begin_phase", steps.begin), ("end_phase", steps.end)):
+                setattr(self, name, call)
+        elif had:
+            for name in ("begin_phase", "end_phase"):
+                delattr(self, name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy must not share the process's profiler: a module that holds a session is copied (EMA) and pickled.
@@ -399,6 +438,8 @@ class Session:
                         f"recording failed with {type(fault).__name__}: {fault}; chakra_profile.on_fault is 'raise'. "
                         "Set it to 'warn' to train on without the recording."
                     ) from fault
+            finally:
+                self._choose_way()
 
     def _timed(self, action: Callable[..., None], *arguments: object) -> None:
         """Run ``action`` of the phases; whatever goes wrong in it ends the phases, neither training nor recording."""
@@ -409,6 +450,7 @@ class Session:
 
     def _give_up_phases(self, fault: Exception) -> None:
         self._phases.forget()
+        self._choose_way()
         message, run = _said(fault), self._run
         # A file system that is gone is said once: the manifest, if this rank writes one, will meet it, too.
         # Without a run, SIGTERM has closed the session in the middle of the action.
@@ -463,13 +505,19 @@ class Session:
         run = registry.run_of(folder, job, ranks.rank, make)
         run.manifest.settings = settings_in_effect(settings)  # of the latest fit, if there are several
         self._run, self._cycles = run, Cycles(settings, run)
+        self.is_open = True
         self._is_faulty = False
         if settings.trigger.opens_windows:
             self._trigger = trigger = Trigger(settings, run, self._wake)
             trigger.start()
         if settings.phases:
             watch = self._trigger.watch if self._trigger is not None else None
-            self._timed(lambda: self._phases.open(run, settings.max_recorded_steps, is_live=settings.live, watch=watch))
+            self._timed(
+                lambda: self._phases.open(
+                    run, settings.max_recorded_steps, is_live=settings.live, watch=watch, guard=self._timed
+                )
+            )
+            self.wants_batch = self._phases.steps is not None
         if ranks.rank == 0:
             warn_of_what_will_not_be(settings, ranks)
         if self._records and self._cycles.is_planned:

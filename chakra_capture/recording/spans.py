@@ -96,7 +96,10 @@ class _Open:
 
 
 class Spans:
-    """Follows one thread's loop: a step or the time between two, and the phases open in it, innermost last."""
+    """Follows one thread's loop: a step or the time between two, and the phases open in it, innermost last.
+
+    ``enter``, ``leave`` and ``turn`` are told the time, and are of the thread that is followed; the others find out.
+    """
 
     def __init__(
         self,
@@ -107,23 +110,24 @@ class Spans:
     ) -> None:
         self._clock, self._device, self._get_ident = clock, device, thread
         self._thread = 0
-        self._names: set[str] = set()
+        self.names: set[str] = set()
         self._stack: list[_Open] = []
         self._mark: Any = None  # where the step began on the device
         self.step: int | None = None
         self.stretch = Stretch(clock())
+        self.gap: Stretch | None = None  # the time before the step that runs, until it is taken
 
     def start_step(self, step: int) -> Stretch:
         """Begin a step; returns the time since the last one."""
         self._thread = self._get_ident()
-        gap = self._turn()
+        gap = self.turn(self._clock())
         self.step = step
         self._mark = self._device.mark() if self._device is not None else None
         return gap
 
     def end_step(self) -> Stretch:
         """End the step; returns it. What is still open in it ends with it."""
-        done = self._turn()
+        done = self.turn(self._clock())
         self.step = None
         if self._mark is not None:
             self._note(done, None, self._mark, None)
@@ -134,21 +138,30 @@ class Spans:
         """Enter a phase."""
         if self._get_ident() != self._thread and not self._is_here():
             return
-        if name not in self._names:
-            if len(self._names) >= _MOST_NAMES:
-                name = _OTHER_NAMES
-            self._names.add(name)
-        # Activation checkpointing runs forwards again inside backward: that is backward's time.
-        if name == FORWARD and self._stack and any(each.name == BACKWARD for each in self._stack):
-            name = BACKWARD
         mark = self._next_mark() if self._device is not None and self.step is not None else None
-        self._stack.append(_Open(name, self._clock(), mark))
+        self.enter(name, self._clock(), mark)
 
     def end(self, name: str) -> None:
         """Leave a phase, and what an exception has left open inside it; one that is not open is passed over."""
         if self._get_ident() != self._thread and not self._is_here():
             return
-        now, stack = self._clock(), self._stack
+        self.leave(name, self._clock())
+
+    def enter(self, name: str, now: int, mark: Any = None) -> None:
+        """Enter a phase, with its mark on the device."""
+        stack = self._stack
+        if name not in self.names:
+            if len(self.names) >= _MOST_NAMES:
+                name = _OTHER_NAMES
+            self.names.add(name)
+        # Activation checkpointing runs forwards again inside backward: that is backward's time.
+        if stack and name == FORWARD and any(each.name == BACKWARD for each in stack):
+            name = BACKWARD
+        stack.append(_Open(name, now, mark))
+
+    def leave(self, name: str, now: int) -> None:
+        """Leave a phase, as ``end``."""
+        stack = self._stack
         if stack and stack[-1].name == name:
             self._close(now)
             return
@@ -156,6 +169,25 @@ class Spans:
         if depth is not None:
             while len(stack) > depth:
                 self._close(now)
+
+    def turn(self, now: int) -> Stretch:
+        """End the step, or the time between two, with what is open in it, and begin the other; returns what ended."""
+        while self._stack:
+            self._close(now)
+        done, self.stretch = self.stretch, Stretch(now)
+        done.end_ns = now
+        return done
+
+    def take_gap(self) -> Stretch | None:
+        """The time before the step that runs, once."""
+        gap, self.gap = self.gap, None
+        return gap
+
+    def unused(self, begin_ns: int) -> "Spans":
+        """Others that have followed nothing yet, from ``begin_ns`` on; the names are those of both."""
+        found = Spans(lambda: begin_ns)
+        found.names = self.names
+        return found
 
     def _next_mark(self) -> Any:
         assert self._device is not None
@@ -171,14 +203,6 @@ class Spans:
     @staticmethod
     def _is(entry: _Open, name: str) -> bool:
         return entry.name in (name, _OTHER_NAMES) or (name == FORWARD and entry.name == BACKWARD)
-
-    def _turn(self) -> Stretch:
-        now = self._clock()
-        while self._stack:
-            self._close(now)
-        done, self.stretch = self.stretch, Stretch(now)
-        done.end_ns = now
-        return done
 
     def _close(self, now: int) -> None:
         stack, stretch = self._stack, self.stretch

@@ -18,15 +18,18 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 from chakra_capture.annotations import FIRST, PARTIAL, WHOLE_STEP
 from chakra_capture.layout import part_path
-from chakra_capture.recording.journal import Journal
+from chakra_capture.recording.journal import MOVES_AT_ONCE, Journal
 from chakra_capture.recording.live_line import LiveLine
 from chakra_capture.recording.manifest import ClockAnchor, Manifest
 from chakra_capture.recording.phase_file import PhaseFile
+from chakra_capture.recording.shapes import END_STEP, START_STEP, Shapes
 from chakra_capture.recording.spans import DeviceClock, Spans, Stretch, Total
 
 SCHEMA_VERSION = 1
@@ -45,6 +48,7 @@ class StepPhases:
         device: times phases on the device, too.
         live: shows what the steps take.
         watch: told number and time (ns) of each step that nothing disturbed.
+        guard: calls what may fail where nothing else would catch it, in the middle of a step.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class StepPhases:
         device: DeviceClock | None = None,
         live: LiveLine | None = None,
         watch: Callable[[int, int], None] | None = None,
+        guard: Callable[[Callable[[], None]], None] = lambda action: action(),
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._path, self._device, self._live, self._watch, self._clock = path, device, live, watch, clock
@@ -65,9 +70,11 @@ class StepPhases:
             os.replace(path, part)
         self._file = PhaseFile(part, is_continued=goes_on and part.exists(), clock=clock)
         # Marks of a device have to be put, and asked for, at the time: there nothing is noted for later.
-        self._journal = Journal(clock, self.sum_up) if device is None else None
+        self._journal = Journal(clock, lambda: guard(self._catch_up)) if device is None else None
         self._spans = self._journal.spans if self._journal is not None else Spans(clock, device)
-        # The hot path: entering a phase, or what the loop does between two steps, and leaving it.
+        # The hot path: entering a phase, or what the loop does between two steps, and leaving it. Where there is a list
+        # of moves they raise nothing: all they do is take a note in it.
+        self.moves = self._journal.moves if self._journal is not None else None
         noted = self._journal or self._spans
         self.begin, self.end = noted.begin, noted.end
         self.open_step: int | None = None
@@ -76,10 +83,11 @@ class StepPhases:
         self._batch_size: int | None = None
         self._left = max_steps
         self._flags: set[str] = {FIRST}
-        self._gap: Stretch | None = None
+        self._shapes = Shapes(self._spans)
+        # Who looks at every step needs more than the text of its record.
+        self._has_texts = live is None and watch is None
         # Steps, and lines that come after them.
-        self._pending: deque[_Ended | bytes] = deque()
-        self._quoted = _Quoted()
+        self._pending: deque[tuple[Stretch, str] | bytes] = deque()
         self._measures: dict[str, str | None] = {}
         self._is_measures_said = True
         who = {key: getattr(manifest, key) for key in ("run_id", "job", "rank", "world_size", "pid", "hostname")}
@@ -102,61 +110,80 @@ class StepPhases:
                 return
             self.flag(PARTIAL)
             self.end_step()
-        self.open_step = step
-        if self._journal is not None:
-            self._journal.start_step(step)
+        self.open_step, journal = step, self._journal
+        if journal is not None:
+            journal.thread = get_ident()
+            journal.moves += START_STEP, None, self._clock()
         else:
-            self._gap = self._spans.start_step(step)
+            self._spans.gap = self._spans.start_step(step)
 
     def end_step(self) -> bool:
         """End the step and take its record; says whether there is more to do: to write, sum up or finish."""
         step, self.open_step = self.open_step, None
         if step is None:
             return False
-        flags = None
-        if self._flags:
-            flags = sorted(self._flags)
-            self._flags.clear()
-        now = self._clock()
+        now, more = self._clock(), None
         is_due = now >= self._file.next_ns
+        if self._flags or is_due or self._batch_size is not None or self._left is not None:
+            more = self._more(is_due=is_due)
+        journal = self._journal
+        if journal is None:
+            done = self._spans.end_step()
+            self._take((step, more), done, self._spans.take_gap())
+            return is_due or self._left == 0
+        moves = journal.moves
+        journal.notes.append((step, more))
+        moves += END_STEP, None, now
+        return len(moves) >= MOVES_AT_ONCE or is_due or self._left == 0
+
+    def _more(self, *, is_due: bool) -> "_More":
+        flags = sorted(self._flags)
+        self._flags.clear()
         # Of the steps that end in one second the last says how much memory there was, the next how large a batch is.
-        more = self._memory() if is_due else None
+        more = self._memory() if is_due else {}
         if self._batch_size is not None:
-            more = {**(more or {}), "batch_size": self._batch_size}
+            more["batch_size"] = self._batch_size
             self._batch_size = None
         if is_due:
             self.wants_batch = True
-        note = (step, flags, more)
         if self._left is not None:
             self._left -= 1
-        if self._journal is None:
-            self._take(note, self._spans.end_step(), self._gap)
-            return is_due or self._left == 0
-        return self._journal.end_step(note, now) or is_due or self._left == 0
+        return _More(flags, more)
 
     def sum_up(self) -> None:
         """Make records of what was noted so far."""
-        if self._journal is not None:
-            for note, step, gap in self._journal.replay():
+        if self._journal is None:
+            return
+        for note, found in self._journal.take(self._shapes if self._has_texts else None):
+            if isinstance(found, str):
+                if not self._is_measures_said:
+                    self._say_measures()
+                number, more = note
+                self._file.add(_record(number, more, found).encode())
+            else:
+                gap, step = found
                 self._take(note, step, gap)
 
-    def _take(
-        self, note: tuple[int, list[str] | None, dict[str, Any] | None], done: Stretch, gap: Stretch | None
-    ) -> None:
+    def _catch_up(self) -> None:
+        """The same, and have the spans know what has been noted since."""
+        self.sum_up()
+        if self._journal is not None:
+            self._journal.catch_up()
+
+    def _take(self, note: "tuple[int, _More | None]", done: Stretch, gap: Stretch | None) -> None:
         if not self._is_measures_said:
             self._say_measures()
-        number, flags, memory = note
+        number, more = note
         if self._live is not None:
             self._live.add(number, done)
-        if self._watch is not None and not flags:
+        if self._watch is not None and not (more and more.flags):
             self._watch(number, done.work_ns)
-        ended = _Ended(number, done, gap, flags, memory)
-        self._gap = None
+        text = _record(number, more, self._shapes.text_of(done, gap))
         if done.marks or self._pending:
-            self._pending.append(ended)
+            self._pending.append((done, text))
             self._settle(at_most=_MOST_PENDING)
         else:
-            self._file.add(f"{ended.text(self._quoted)}}}".encode())
+            self._file.add(text.encode())
 
     def abort_step(self, batches: Sequence[int] = (), why: str = "") -> None:
         """The step turned out to hold no work, or work for nothing: its time belongs to the time between the steps.
@@ -168,12 +195,12 @@ class StepPhases:
         step, self.open_step = self.open_step, None
         if step is None:
             return
-        self.sum_up()
-        gap = self._gap if self._journal is None else self._journal.take_gap()
+        self._catch_up()
+        gap = self._spans.take_gap()
         lost = self._spans.end_step()
         self._release(lost)
         self._spans.stretch = _joined(gap, lost) if gap is not None else lost
-        self._gap = self._batch_size = None
+        self._batch_size = None
         self._flags.discard(PARTIAL)
         if batches:
             self._add({"kind": "dropped", "step": step, "batches": list(batches), "why": why})
@@ -220,7 +247,7 @@ class StepPhases:
         if self.open_step is not None:
             self.flag(PARTIAL)
             self.end_step()
-        self.sum_up()
+        self._catch_up()
         self._say_measures()
         self._settle(at_most=0)
         rest = self._spans.end_step()
@@ -240,22 +267,22 @@ class StepPhases:
     def _settle(self, *, at_most: int) -> None:
         """Hand on the records whose device times are known, in order; the oldest without them if they are too many."""
         while self._pending:
-            step = self._pending[0]
-            if isinstance(step, bytes):
-                self._file.add(step)
+            first = self._pending[0]
+            if isinstance(first, bytes):
+                self._file.add(first)
                 self._pending.popleft()
                 continue
-            marks = step.stretch.marks
-            is_known = not marks or self._has_passed(step.stretch)
+            stretch, text = first
+            marks = stretch.marks
+            is_known = not marks or self._has_passed(stretch)
             if not is_known and len(self._pending) <= at_most:
                 return
             self._pending.popleft()
-            text = step.text(self._quoted)
             if marks:
-                times = self._device_times(step.stretch) if is_known else None
-                self._release(step.stretch)
-                text = f'{text},"device_ns":{json.dumps(times)}'
-            self._file.add(f"{text}}}".encode())
+                times = self._device_times(stretch) if is_known else None
+                self._release(stretch)
+                text = f'{text[:-1]},"device_ns":{json.dumps(times)}}}'
+            self._file.add(text.encode())
 
     def _has_passed(self, stretch: Stretch) -> bool:
         assert self._device is not None
@@ -313,45 +340,22 @@ def _anchor() -> dict[str, int]:
     return {"unix_ns": now.unix_ns, "monotonic_ns": now.monotonic_ns}
 
 
-class _Quoted(dict[str, str]):
-    """Names as JSON writes them; there are few, and they come in every step."""
+@dataclass(frozen=True, slots=True)
+class _More:
+    """What few steps have: flags, and what is noted once a second."""
 
-    def __missing__(self, name: str) -> str:
-        self[name] = quoted = json.dumps(name)
-        return quoted
-
-
-class _Ended:
-    """A step that has ended, not put into words yet."""
-
-    __slots__ = ("flags", "gap", "memory", "number", "stretch")
-
-    def __init__(
-        self, number: int, stretch: Stretch, gap: Stretch | None, flags: list[str] | None, memory: dict[str, Any] | None
-    ) -> None:
-        self.number, self.stretch, self.gap, self.flags, self.memory = number, stretch, gap, flags, memory
-
-    def text(self, quoted: _Quoted) -> str:
-        """The record as JSON, still open: made by hand, for ``json.dumps`` costs as much as all the rest."""
-        step, gap = self.stretch, self.gap
-        spans = ",".join([f"[{quoted[name]},{begin},{end}]" for name, begin, end in step.spans])
-        text = (
-            f'{{"kind":"step","step":{self.number},"begin_ns":{step.begin_ns},"ns":{step.end_ns - step.begin_ns},'
-            f'"phases":{_totals(step, quoted)},"spans":[{spans}]'
-        )
-        if step.num_spans_left_out:
-            text += f',"spans_left_out":{step.num_spans_left_out}'
-        if gap is not None:
-            text += f',"gap":{{"ns":{gap.end_ns - gap.begin_ns},"phases":{_totals(gap, quoted)}}}'
-        if self.flags:
-            text += f',"flags":{json.dumps(self.flags)}'
-        for name, value in (self.memory or {}).items():
-            text += f',"{name}":{json.dumps(value)}'
-        return text
+    flags: list[str]
+    values: dict[str, Any]
 
 
-def _totals(stretch: Stretch, quoted: _Quoted) -> str:
-    return f"{{{','.join([f'{quoted[name]}:[{t.ns},{t.calls}]' for name, t in stretch.totals.items()])}}}"
+def _record(number: int, more: _More | None, times: str) -> str:
+    """The record of a step as JSON: made by hand, for ``json.dumps`` costs as much as all the rest."""
+    if more is not None:
+        if more.flags:
+            times += f',"flags":{json.dumps(more.flags)}'
+        for name, value in more.values.items():
+            times += f',"{name}":{json.dumps(value)}'
+    return f'{{"kind":"step","step":{number},{times}}}'
 
 
 def _joined(first: Stretch, second: Stretch) -> Stretch:

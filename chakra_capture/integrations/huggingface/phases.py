@@ -65,7 +65,7 @@ class TrainerPhases:
 
     def end_update(self) -> None:
         """The optimizer has stepped, or its scaler has found that it must not."""
-        self._optimizers.leave()
+        self._optimizers.is_inside = False
         if self._is_first and self._forwards.is_timed and not self._forwards.has_run:
             self._session.measures(FORWARD, _UNSEEN)
             logger.warning("The phase forward is not measured, unless a later step does otherwise: %s.", _UNSEEN)

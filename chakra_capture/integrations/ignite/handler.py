@@ -6,6 +6,7 @@ from typing import Any
 
 from ignite.engine import Engine, Events
 
+from chakra_capture.annotations import CALLBACKS, INPUT_WAIT
 from chakra_capture.config import Validation, settings_from
 from chakra_capture.errors import SettingsError
 from chakra_capture.integrations.ignite import calls
@@ -166,8 +167,10 @@ class ChakraProfileHandler:
             self._keep_place(engine)
         if not self._is_open:
             self._begin(engine, engine.state.iteration)
-        if self._phases is not None and engine is self._engine:
-            self._phases.request()
+        session = self._session
+        if self._phases is not None and session is not None and engine is self._engine:
+            session.end_phase(CALLBACKS)
+            session.begin_phase(INPUT_WAIT)
 
     def _start_iteration(self, engine: Engine) -> None:
         if not self._has_place:
@@ -175,8 +178,9 @@ class ChakraProfileHandler:
         # Already open, unless the engine runs without data and so requests nothing.
         if not self._is_open:
             self._begin(engine, engine.state.iteration - 1)
-        if self._engine is not None and engine is self._engine and self._session is not None:
-            self._session.received(engine.state.batch)
+        session = self._session
+        if session is not None and session.wants_batch and self._engine is not None and engine is self._engine:
+            session.received(engine.state.batch)
 
     def _begin(self, engine: Engine, iterations: int) -> None:
         if engine is self._interrupted:
@@ -201,7 +205,8 @@ class ChakraProfileHandler:
             self._session.end_step(self._step)
             self._step += 1
         if phases is not None:
-            phases.go_between()
+            # What follows is no work of a step: handlers, until the next request.
+            self._session.begin_phase(CALLBACKS)
 
     def _cut_epoch(self, engine: Engine, iter_counter: int) -> None:
         self._end_epoch(engine)

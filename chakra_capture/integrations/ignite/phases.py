@@ -17,7 +17,7 @@ _BEFORE_ITERATION = (Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED)
 class EnginePhases:
     """Times the phases of one engine while a session records them.
 
-    The handler that has the steps calls ``request``, ``end_iteration`` and ``go_between``, for their order counts.
+    The handler that has the steps says when a batch is requested and a step is over, for their order counts.
     """
 
     inside = ITERATION
@@ -53,23 +53,14 @@ class EnginePhases:
             self._name_handlers()
         self._has_early = any(calls.has_others(self._engine, event) for event in _BEFORE_ITERATION)
 
-    def request(self) -> None:
-        """A batch is requested."""
-        self._session.end_phase(CALLBACKS)
-        self._session.begin_phase(INPUT_WAIT)
-
     def end_iteration(self, *, has_updated: bool) -> None:
         """The process function has returned."""
         self._session.end_phase(ITERATION)
 
-    def go_between(self) -> None:
-        """What follows is no work of a step: handlers, until the next request."""
-        self._session.begin_phase(CALLBACKS)
-
     def end_epoch(self) -> None:
         """The last request of an epoch of unknown length has got no batch."""
         self._session.end_phase(INPUT_WAIT)
-        self.go_between()
+        self._session.begin_phase(CALLBACKS)
 
     def _receive(self, engine: Engine) -> None:
         self._session.end_phase(INPUT_WAIT)

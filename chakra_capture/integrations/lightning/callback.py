@@ -108,9 +108,11 @@ class ChakraProfileCallback(_Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Open the step if the request for its batch was not seen."""
-        if trainer is self._trainer:
-            self._follower.begin()  # type: ignore[union-attr]
-            self._session.received(batch)  # type: ignore[union-attr]
+        follower, session = self._follower, self._session
+        if trainer is self._trainer and follower is not None and session is not None:
+            follower.begin()
+            if session.wants_batch:
+                session.received(batch)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Close the step with the last batch of its group."""

@@ -111,7 +111,7 @@ class StepParts:
             try:
                 return original(optimizer, *args, **kwargs)
             finally:
-                hooks.leave()
+                hooks.is_inside = False
                 self._num_asked += is_sure
                 self._num_updates += hooks.num_steps - before
 

@@ -27,38 +27,25 @@ class FitPhases:
         self._trainer = trainer
         self._session = session
         self._loop = trainer.fit_loop.epoch_loop
-        self._parts = StepParts(trainer, session)
-        self._sees_answers = self._sees_pauses = self._is_paused = False
+        self.parts = StepParts(trainer, session)
+        # Whether it is seen when a batch has come, and when an epoch ends: else nobody is told that it begins.
+        self.sees_answers = self.sees_pauses = False
+        self.is_paused = False  # a batch is over, and the loop does not go on with another one yet
 
     def install(self) -> None:
         """Hook up what is not told by the follower."""
         session = self._session
-        self._parts.install()
+        self.parts.install()
         session.in_windows(self._name_hooks)
         session.time_phase(INPUT_WAIT, self._see_answers)
         session.time_phase(CALLBACKS, self._see_end_of_epoch)
         session.time_phase(VALIDATION_PHASE, partial(time_calls, session, VALIDATION_PHASE, self._loop.val_loop, "run"))
         session.time_phase(CHECKPOINT, partial(time_calls, session, CHECKPOINT, self._trainer, "save_checkpoint"))
 
-    def request(self) -> None:
-        """A batch is requested."""
-        if self._sees_answers:
-            self._session.begin_phase(INPUT_WAIT)
-
-    def end_step(self) -> None:
-        """The step is about to end."""
-        self._parts.end_step()
-
-    def pause(self) -> None:
-        """A batch is over, and perhaps its step."""
-        if self._sees_pauses:
-            self._is_paused = True
-            self._session.begin_phase(CALLBACKS)
-
     def resume(self) -> None:
         """The loop goes on with a batch, or ends an epoch."""
-        if self._is_paused:
-            self._is_paused = False
+        if self.is_paused:
+            self.is_paused = False
             self._session.end_phase(CALLBACKS)
 
     def _name_hooks(self) -> Undo:
@@ -89,10 +76,10 @@ class FitPhases:
             original()
 
         patch = Patch(self._loop, _FETCHED_HOOK, after_fetch)
-        self._sees_answers = True
+        self.sees_answers = True
 
         def undo() -> None:
-            self._sees_answers = False
+            self.sees_answers = False
             patch.undo()
             # Each epoch hands the hook on to the data fetcher of the time.
             fetcher = getattr(self._trainer.fit_loop, "_data_fetcher", None)
@@ -107,10 +94,10 @@ class FitPhases:
             self.resume()
 
         patch = Patch(self._trainer.fit_loop, "on_advance_end", on_advance_end)
-        self._sees_pauses = True
+        self.sees_pauses = True
 
         def undo() -> None:
-            self._sees_pauses = self._is_paused = False
+            self.sees_pauses = self.is_paused = False
             patch.undo()
 
         return undo

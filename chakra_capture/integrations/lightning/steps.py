@@ -8,6 +8,7 @@ it. Where nothing is left to request, a step opens when its batch is there.
 import logging
 from typing import Any
 
+from chakra_capture.annotations import CALLBACKS, INPUT_WAIT
 from chakra_capture.integrations.lightning.phases import FitPhases
 from chakra_capture.integrations.lightning.updates import ManualUpdates
 from chakra_capture.recording.session import Session
@@ -33,7 +34,7 @@ class StepFollower:
         self._updates = ManualUpdates(trainer) if self._is_manual else None
         # The loop corrects its counts for a resume after on_train_start, so they are read at the first request.
         self._step: int | None = None
-        self._is_open = False
+        self.is_open = False  # a step is
         self._num_batches = 0
         self._fetch_hook = getattr(self._loop, _FETCH_HOOK, None)
         self._wrapper = self._before_fetch
@@ -66,48 +67,52 @@ class StepFollower:
 
     def begin(self) -> None:
         """Open the next step unless one is open: a batch was requested, or is here already."""
-        if self._phases is not None:
-            self._phases.resume()
-        if self._is_open:
+        phases = self._phases
+        if phases is not None and phases.is_paused:
+            phases.resume()
+        if self.is_open:
             return
         if self._step is None:
             self._step = self._steps_so_far()
             if self._updates is not None:
                 self._updates.begin()
-        self._is_open = True
+        self.is_open = True
         self._num_batches = 0
         self._session.start_step(self._step)
 
     def end_batch(self) -> None:
         """Close the step if the loop updated after this batch."""
-        if self._is_open and self._step is not None:
+        if self.is_open and self._step is not None:
             self._num_batches += 1
-            has_updated = self._has_updated()
-            if self._phases is not None and has_updated:
-                self._phases.end_step()
-            if has_updated:
+            phases = self._phases
+            # Where no batches are gathered each one updates: of that the loop need not be asked.
+            if (self._updates is None and self._trainer.accumulate_grad_batches == 1) or self._has_updated():
+                if phases is not None:
+                    phases.parts.end_step()
                 self._session.end_step(self._step)
                 self._step += 1
-                self._is_open = False
-            if self._phases is not None:
-                self._phases.pause()
+                self.is_open = False
+            if phases is not None and phases.sees_pauses:
+                phases.is_paused = True
+                self._session.begin_phase(CALLBACKS)
 
     def end_epoch(self) -> None:
         """Close a step without an update: no batch came, or the epoch was cut short (a hook returned -1).
 
         Only with manual optimization a group may go on in the next epoch.
         """
-        if self._is_open and not (self._is_manual and self._num_batches):
+        if self.is_open and not (self._is_manual and self._num_batches):
             self._session.abort_step()
-            self._is_open = False
+            self.is_open = False
 
     def _before_fetch(self) -> None:
-        if not self._is_open or self._phases is not None:
+        phases = self._phases
+        if not self.is_open or phases is not None:
             self.begin()
         assert self._fetch_hook is not None
         self._fetch_hook()
-        if self._phases is not None:
-            self._phases.request()
+        if phases is not None and phases.sees_answers:
+            self._session.begin_phase(INPUT_WAIT)
 
     def _has_updated(self) -> bool:
         if self._updates is not None:
@@ -115,7 +120,7 @@ class StepFollower:
         trainer, progress = self._trainer, self._batch_progress
         size = trainer.accumulate_grad_batches
         ready = progress.current.ready
-        if size == 1 or ready % size == 0:
+        if ready % size == 0:
             return True
         if ready != trainer.num_training_batches and not progress.is_last_batch:
             return False

@@ -9,7 +9,7 @@ from ignite.handlers import Checkpoint
 from monai.engines.utils import IterationEvents
 from monai.handlers import CheckpointSaver
 
-from chakra_capture.annotations import BACKWARD, DECOLLATE, FORWARD, H2D, OPTIMIZER, POSTPROCESSING
+from chakra_capture.annotations import BACKWARD, CALLBACKS, DECOLLATE, FORWARD, H2D, OPTIMIZER, POSTPROCESSING
 from chakra_capture.integrations.hooks import OptimizerHooks
 from chakra_capture.integrations.ignite import calls
 from chakra_capture.integrations.ignite.phases import EnginePhases
@@ -74,14 +74,15 @@ class TrainerPhases(EnginePhases):
     def end_iteration(self, *, has_updated: bool) -> None:
         """The iteration is over, and perhaps its step."""
         self._is_inside = False
-        self._updates.leave()
+        self._updates.is_inside = False
         if has_updated:
             if self._is_sure_of_update and not self._updates.num_steps:
                 self._session.skip_update()
             self._updates.num_steps = 0
 
     def _start(self, engine: Engine) -> None:
-        super()._start(engine)
+        if self._has_early:
+            self._session.end_phase(CALLBACKS)
         self._is_inside = True
         trainer: Any = engine
         if trainer.inferer is not self._inferer and self._inferer is not None:

@@ -10,12 +10,14 @@ class TimedCall(StandIn):
     """Calls ``part`` between ``begin()`` and ``end()``."""
 
     def __init__(self, part: Any, begin: Callable[[], object], end: Callable[[], object]) -> None:
-        super().__init__(part, _chakra_begin=begin, _chakra_end=end)
+        # One attribute for all: of a class that passes attributes on each takes Python a long way.
+        super().__init__(part, _chakra_call=(begin, part, end))
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Call the part."""
-        self._chakra_begin()
+        begin, part, end = self._chakra_call
+        begin()
         try:
-            return self._chakra_thing(*arguments, **named)
+            return part(*arguments, **named)
         finally:
-            self._chakra_end()
+            end()
