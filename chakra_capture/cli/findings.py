@@ -1,4 +1,4 @@
-"""The last lines of ``summary``: what is wrong with a run, and what to do next."""
+"""The last lines of ``summary``: what is wrong with a run, what that would save, and what to do next."""
 
 from collections.abc import Iterator
 from textwrap import wrap
@@ -10,16 +10,63 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from chakra_capture.analysis.diagnosis import Diagnosis
+    from chakra_capture.analysis.findings import Finding
+    from chakra_capture.analysis.run_findings import RunFindings
 
 _MOST = 3
 _WIDTH = 80
 
 
-def print_findings(out: "Console", diagnosis: "Diagnosis") -> None:
+def print_findings(out: "Console", diagnosis: "Diagnosis | None", found: "RunFindings | None") -> None:
     """Print the most important findings; of a healthy run that there are none."""
-    out.print()
-    for number, line in enumerate(findings_text(diagnosis)):
+    lines = findings_text(diagnosis) if diagnosis is not None else []
+    if found is not None:
+        lines = [*_of_run(found, diagnosis, lines)]
+    if lines:
+        out.print()
+    for number, line in enumerate(lines):
         out.print(line, style="bold" if number == 0 else None)
+
+
+def _of_run(found: "RunFindings", diagnosis: "Diagnosis | None", of_phases: list[str]) -> Iterator[str]:
+    """What the phases of all steps and the recorded windows say together."""
+    from chakra_capture.analysis.run_findings import MOST_SHOWN
+
+    problems, sources = found.problems, _sources(found, diagnosis)
+    if problems:
+        more = "" if len(problems) <= MOST_SHOWN else f"; the first {MOST_SHOWN} of {len(problems)}, --json has all"
+        yield f"What is wrong (from {sources}{more})"
+        for number, finding in enumerate(problems[:MOST_SHOWN], 1):
+            yield from _told(f"{number} {finding.severity.name}", finding)
+    elif of_phases:
+        yield from of_phases
+    elif found.num_steps:
+        yield f"No bottleneck above 3 % found (from {sources})"
+    for finding in found.notes:
+        yield from _wrapped("note", f"{finding.summary} {finding.action}")
+
+
+def _told(head: str, finding: "Finding") -> Iterator[str]:
+    yield from _wrapped(head, finding.summary)
+    if finding.prize is not None:
+        part = " Its time is part of that of HOST_BOUND." if finding.evidence.get("part_of") else ""
+        yield from _wrapped("", f"Prize: {finding.prize.sentence}{part}")
+    yield from _wrapped("", f"Next: {finding.action}")
+
+
+def _sources(found: "RunFindings", diagnosis: "Diagnosis | None") -> str:
+    parts = []
+    if diagnosis is not None:
+        window = diagnosis.window
+        parts.append(count_of(window.num_steps, "step") + _of_ranks(window.num_ranks, len(window.ranks)))
+    if found.num_steps:
+        recorded = count_of(found.num_steps, "recorded step")
+        parts.append(recorded + ("" if len(found.ranks) == 1 else f" of {len(found.ranks)} ranks"))
+    return " and ".join(parts) or "no whole step"
+
+
+def _of_ranks(num_ranks: int, num_used: int) -> str:
+    return "" if num_ranks == 1 else f" of {num_used} of {num_ranks} ranks"
 
 
 def findings_text(diagnosis: "Diagnosis") -> list[str]:
@@ -30,7 +77,7 @@ def findings_text(diagnosis: "Diagnosis") -> list[str]:
 def _lines(diagnosis: "Diagnosis") -> Iterator[str]:
     window, problems = diagnosis.window, diagnosis.problems
     steps = count_of(window.num_steps, "step")
-    ranks = "" if window.num_ranks == 1 else f" of {len(window.ranks)} of {window.num_ranks} ranks"
+    ranks = _of_ranks(window.num_ranks, len(window.ranks))
     if problems:
         more = "" if len(problems) <= _MOST else f"; the first {_MOST} of {len(problems)}, --json has all"
         yield f"What is wrong (from {steps}{ranks}{more})"

@@ -159,8 +159,7 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
         for note in rank.notes:
             out.print(plain(f"note: rank {rank.rank}: {note}"))
-    if result.diagnosis is not None:
-        print_findings(out, result.diagnosis)
+    print_findings(out, result.diagnosis, result.findings)
 
 
 def _print_head(out: "Console", result: "Overview") -> None:
