@@ -11,7 +11,6 @@ from chakra_capture.analysis.window_findings.recorded import Recorded
 from chakra_capture.analysis.window_findings.speaking import listed, speak
 
 _LAUNCH = (idle_gaps.LAUNCHING, idle_gaps.LATENCY)
-_HOST = (idle_host.OP, idle_host.BETWEEN, idle_host.IN_ENGINE, idle_host.CALL, *_LAUNCH)
 _IDLE, _OF_IDLE = 0.20, 0.70
 _NAMED = 3
 _SHORT, _MANY_LAUNCHES = 2, 200
@@ -23,14 +22,9 @@ _CALLS = r"^(cuda|hip)(Malloc|Free)(Managed|Async)?$|^cu(Mem(Alloc|Create|Map|Un
 _FASTER = "Compile the model or use CUDA graphs, or give each launch more work with a larger batch."
 
 
-def _of_host(recorded: Recorded) -> pl.DataFrame:
-    """Idle time in which the host had nothing queued, and no call that waited for the device was the reason."""
-    return recorded.idle.filter(pl.col("cause").is_in(_HOST) & pl.col("drained_by").is_null())
-
-
 def is_host_bound(recorded: Recorded) -> bool:
     """Whether the device is idle for long and the host is why, in most of that time."""
-    of_host = int(_of_host(recorded)["dur_ns"].sum())
+    of_host = int(recorded.host_idle["dur_ns"].sum())
     return recorded.share(recorded.idle_ns) >= _IDLE and of_host >= _OF_IDLE * recorded.idle_ns > 0
 
 
@@ -38,7 +32,7 @@ def host_bound(recorded: Recorded) -> Finding | None:
     """The device is idle because the host cannot launch fast enough."""
     if not is_host_bound(recorded):
         return None
-    rows = _of_host(recorded)
+    rows = recorded.host_idle
     ops = rows.filter(pl.col("cause") == idle_host.OP).group_by("name").agg(pl.col("dur_ns").sum())
     top = ops.sort("dur_ns", "name", descending=[True, False]).head(_NAMED).rows()
     most = listed([f"{_said(name)} ({written_ms(recorded.per_step(ns))})" for name, ns in top])
@@ -73,7 +67,7 @@ def short_kernels(recorded: Recorded) -> Finding | None:
     per_step = recorded.per_step(num)
     if per_step < _MANY_LAUNCHES or kernel is None or call is None or kernel >= _SHORT * call:
         return None
-    rows = _of_host(recorded).filter(pl.col("cause").is_in(_LAUNCH))
+    rows = recorded.host_idle.filter(pl.col("cause").is_in(_LAUNCH))
     total = int(rows["dur_ns"].sum())
     return speak(
         recorded,
@@ -101,7 +95,7 @@ def _kernels(recorded: Recorded, number: int) -> pl.DataFrame:
 
 def between_ops(recorded: Recorded) -> Finding | None:
     """Time passes between operators, in Python: of the device idle, of a run without one that of the loop."""
-    pieces = recorded.loop if recorded.is_cpu_only else _of_host(recorded)
+    pieces = recorded.loop if recorded.is_cpu_only else recorded.host_idle
     rows = pieces.filter(pl.col("cause") == idle_host.BETWEEN)
     total = int(rows["dur_ns"].sum())
     if not total or recorded.share(total) < _BETWEEN:
@@ -132,8 +126,8 @@ def drained(recorded: Recorded) -> Finding | None:
 
     One that no op makes, outside the phases, is how benchmarks end: that is no finding.
     """
-    is_op = pl.col("drained_by").str.contains(" (", literal=True)
-    rows = recorded.idle.filter(pl.col("drained_by").is_not_null() & (pl.col("phase").is_not_null() | is_op))
+    is_op = pl.col("drained_by").cast(pl.String).str.contains(" (", literal=True)
+    rows = recorded.idle.filter(pl.col("drained_by").is_not_null()).filter(pl.col("phase").is_not_null() | is_op)
     unit = ["rank", "window", "step"]
     calls = rows.group_by("drained_by", *unit).agg(pl.col("dur_ns").sum(), pl.col("gap").n_unique())
     sums = calls.group_by("drained_by").agg(

@@ -60,11 +60,13 @@ def input_wait(recorded: Recorded) -> Finding | None:
 
 def pageable_copies(recorded: Recorded) -> Finding | None:
     """Copies from or to pageable memory: staged by the host, and hidden under nothing."""
+    if not recorded.activities["name"].str.contains("Pageable").any():
+        return None
     staging = int(recorded.idle.filter(pl.col("cause") == idle_gaps.STAGING)["dur_ns"].sum())
     copies = copy_statistics(recorded.traces, steps=recorded.numbers)
     pageable = copies.filter(pl.col("memory").str.contains("Pageable"))
     total = staging + int(pageable["exposed_ns"].sum())
-    if pageable.is_empty() or recorded.share(total) < BAR:
+    if recorded.share(total) < BAR:
         return None
     count = recorded.per_step(int(pageable["count"].sum()))
     return speak(

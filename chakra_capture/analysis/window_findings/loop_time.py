@@ -9,9 +9,11 @@ import polars as pl
 from chakra_capture.analysis import idle, idle_host
 from chakra_capture.analysis.host_threads import NEEDED, HostThreads, ascending, picked
 from chakra_capture.analysis.idle_gaps import CAUSES, HOST, Gaps, Stretches, cut_at
+from chakra_capture.merge import intervals
 from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedTrace
 
+_NOTHING_OPEN = (idle_host.BETWEEN, idle_host.IN_ENGINE)
 _WANTED = ("name", "detail", "phase")
 
 
@@ -26,20 +28,31 @@ def loop_pieces(trace: MergedTrace) -> pl.DataFrame:
     for (window,), mine in steps.partition_by("window", as_dict=True, maintain_order=True).items():
         threads = HostThreads(nodes.filter(pl.col("window") == window))
         keys = {"rank": trace.rank, "window": window}
-        table = _of_steps(mine, threads).with_columns(pl.lit(value).alias(key) for key, value in keys.items())
+        operations = trace.communication.filter((pl.col("window") == window) & (pl.col("dur_ns") > 0))
+        begin = operations["ts_ns"].to_numpy()
+        under_way = intervals.union(begin, begin + operations["dur_ns"].to_numpy())
+        table = _of_steps(mine, threads, under_way).with_columns(
+            pl.lit(value).alias(key) for key, value in keys.items()
+        )
         found.append(table.select(found[0].columns))
     return pl.concat(found, how="vertical_relaxed")
 
 
-def _of_steps(steps: pl.DataFrame, threads: HostThreads) -> pl.DataFrame:
+def _of_steps(steps: pl.DataFrame, threads: HostThreads, under_way: tuple[Int64, Int64]) -> pl.DataFrame:
     low = steps["ts_ns"].to_numpy()
     high = low + steps["dur_ns"].to_numpy()
     phases = idle_host.PhaseRuns(threads)
     number = np.arange(len(low))
     whole = Stretches(number, low, high, np.full(len(low), CAUSES.index(HOST)))
-    pieces = cut_at(whole, ascending(threads.changes, phases.bounds))
+    pieces = cut_at(whole, ascending(threads.changes, phases.bounds, *under_way))
     table = idle.of_host(pieces, _as_gaps(low, high), threads, phases, _WANTED)
+    # Not all that waits for gloo has an event of its own: an operation is under way until its work is done.
+    is_waiting = intervals.holds(*under_way, pieces.start) & table["cause"].is_in(_NOTHING_OPEN).to_numpy()
+    table = table.with_columns(
+        cause=pl.when(pl.Series(is_waiting)).then(pl.lit(idle_host.COMMUNICATION)).otherwise("cause")
+    )
     return table.with_columns(
+        pl.col("cause").cast(pl.Categorical),
         phases.at(pieces.start).alias("phase"),
         pl.Series("dur_ns", pieces.end - pieces.start),
         picked(steps["step"], pieces.gap).alias("step"),

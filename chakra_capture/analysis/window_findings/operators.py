@@ -6,7 +6,6 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.analysis.findings import Finding, written, written_ms
-from chakra_capture.analysis.phase_means import phase_means
 from chakra_capture.analysis.what_if.changes import Changes, Scale, parse_changes
 from chakra_capture.analysis.window_findings.recorded import HostRows, Recorded
 from chakra_capture.analysis.window_findings.speaking import speak
@@ -45,14 +44,16 @@ def _has_convolutions(recorded: Recorded) -> bool:
 
 def optimizer_ops(recorded: Recorded) -> Finding | None:
     """The optimizer updates parameter by parameter, with many small operators."""
-    means = phase_means(recorded.traces, steps=recorded.numbers).filter(pl.col("phase") == OPTIMIZER)
-    if means.is_empty():
-        return None
-    on_device = [pl.col(name) for name in ("compute_ns", "exposed_memory_ns", "device_idle_ns")]
-    time = sum(on_device[1:], on_device[0]) if recorded.has_device else pl.col("wall_ns")
-    spent = float(means.select(time.mean()).item() or 0.0)
     ops = sum(_outer_ops(recorded, rows) for rows in recorded.hosts) / max(recorded.units.height, 1)
-    if spent < _OPTIMIZER * recorded.step_ns or ops < _OPTIMIZER_OPS:
+    if ops < _OPTIMIZER_OPS:
+        return None
+    in_phase = pl.col("phase") == OPTIMIZER
+    pieces = recorded.idle if recorded.has_device else recorded.loop
+    total = int(pieces.filter(in_phase)["dur_ns"].sum())
+    if recorded.has_device:
+        total += int(recorded.activities.filter(in_phase)["self_dur_ns"].sum())
+    spent = recorded.per_step(total)
+    if spent < _OPTIMIZER * recorded.step_ns:
         return None
     where = "of the device's time" if recorded.has_device else "of each step"
     return speak(
@@ -63,7 +64,7 @@ def optimizer_ops(recorded: Recorded) -> Finding | None:
         "Use fused=True (or foreach=True), where the optimizer has it.",
         recorded.prize(
             parse_changes([], [r"op~^Optimizer\.step#"], overlap_comm=False),
-            spent * recorded.units.height,
+            total,
             of_host=True,
         ),
         phase=OPTIMIZER,

@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
+from chakra_capture.analysis import idle_gaps, idle_host
 from chakra_capture.analysis.activities import device_activities
 from chakra_capture.analysis.ancestry import nearest, outermost, positions
 from chakra_capture.analysis.exposed import waiting_ops
@@ -26,6 +27,9 @@ from chakra_capture.trace.merged import MergedRun, MergedTrace
 # A step that takes so many times as long as the median one is not one of those that matter.
 _UNUSUAL = 3.0
 _UNKNOWN = "less what the profiler adds (unknown: no unprofiled steps)"
+_HOST = (
+    idle_host.OP, idle_host.BETWEEN, idle_host.IN_ENGINE, idle_host.CALL, idle_gaps.LAUNCHING, idle_gaps.LATENCY,
+)  # fmt: skip
 _UNIT = ("rank", "window", "step")
 _HOST_COLUMNS = ("window", "node_id", "kind", "name", "parent_id", "ts_ns", "dur_ns", "step", "phase", "tid", "pid",
                  "sequence_number")  # fmt: skip
@@ -113,7 +117,7 @@ class Recorded:
     def all_idle(self) -> pl.DataFrame:
         """Pieces of idle time, in steps or not."""
         wanted = ("step", "name", "detail", "phase", "drained_by")
-        return _texts(pl.concat([idle_pieces(trace, wanted) for trace in self.traces]))
+        return pl.concat([idle_pieces(trace, wanted) for trace in self.traces])
 
     @cached_property
     def idle(self) -> pl.DataFrame:
@@ -121,9 +125,14 @@ class Recorded:
         return self.within(self.all_idle)
 
     @cached_property
+    def host_idle(self) -> pl.DataFrame:
+        """Of these the time in which the host had nothing queued, and no call that waited for the device was why."""
+        return self.idle.filter(pl.col("cause").is_in(_HOST) & pl.col("drained_by").is_null())
+
+    @cached_property
     def loop(self) -> pl.DataFrame:
         """Pieces of the loop's thread in them."""
-        return self.within(_texts(pl.concat([loop_pieces(trace) for trace in self.traces])))
+        return self.within(pl.concat([loop_pieces(trace) for trace in self.traces]))
 
     def within(self, rows: pl.DataFrame) -> pl.DataFrame:
         """Rows of the steps that count."""
@@ -246,8 +255,3 @@ class HostRows:
     def is_under(self, rows: Int64, around: Bool) -> Bool:
         """Which of some rows are within an accepted one."""
         return np.asarray(nearest(self.parent, rows, around) >= 0)
-
-
-def _texts(pieces: pl.DataFrame) -> pl.DataFrame:
-    # Names of several ranks are categories of their own each.
-    return pieces.with_columns(pl.col(pl.Categorical).cast(pl.String))

@@ -99,7 +99,7 @@ def _few_steps(recorded: Recorded) -> Finding | None:
     return speak(
         recorded,
         QUALITY,
-        f"The device is idle {written(idle)} of a step, but why takes {FEWEST_STEPS} recorded steps to say.",
+        f"The device is idle {written(idle)} of a step; to say why takes {FEWEST_STEPS} recorded steps.",
         f"Record {FEWEST_STEPS} steps or more, after warm-up.",
         None,
         idle_share=idle,
