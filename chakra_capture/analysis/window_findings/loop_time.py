@@ -29,8 +29,9 @@ def loop_pieces(trace: MergedTrace) -> pl.DataFrame:
         threads = HostThreads(nodes.filter(pl.col("window") == window))
         keys = {"rank": trace.rank, "window": window}
         operations = trace.communication.filter((pl.col("window") == window) & (pl.col("dur_ns") > 0))
-        begin = operations["ts_ns"].to_numpy()
-        under_way = intervals.union(begin, begin + operations["dur_ns"].to_numpy())
+        end = operations["ts_ns"] + operations["dur_ns"]
+        begin = operations["issued_ns"].zip_with(operations["issued_ns"].is_not_null(), operations["ts_ns"])
+        under_way = intervals.union(begin.to_numpy(), end.to_numpy())
         table = _of_steps(mine, threads, under_way).with_columns(
             pl.lit(value).alias(key) for key, value in keys.items()
         )
@@ -46,17 +47,32 @@ def _of_steps(steps: pl.DataFrame, threads: HostThreads, under_way: tuple[Int64,
     whole = Stretches(number, low, high, np.full(len(low), CAUSES.index(HOST)))
     pieces = cut_at(whole, ascending(threads.changes, phases.bounds, *under_way))
     table = idle.of_host(pieces, _as_gaps(low, high), threads, phases, _WANTED)
-    # Not all that waits for gloo has an event of its own: an operation is under way until its work is done.
-    is_waiting = intervals.holds(*under_way, pieces.start) & table["cause"].is_in(_NOTHING_OPEN).to_numpy()
-    table = table.with_columns(
-        cause=pl.when(pl.Series(is_waiting)).then(pl.lit(idle_host.COMMUNICATION)).otherwise("cause")
-    )
-    return table.with_columns(
+    is_waiting = pl.Series(intervals.holds(*under_way, pieces.start))
+    return _with_waits(
+        table.with_columns(is_waiting.alias("is_waiting"), pl.Series("number", pieces.gap))
+    ).with_columns(
         pl.col("cause").cast(pl.Categorical),
         phases.at(pieces.start).alias("phase"),
         pl.Series("dur_ns", pieces.end - pieces.start),
         picked(steps["step"], pieces.gap).alias("step"),
     )
+
+
+def _with_waits(pieces: pl.DataFrame) -> pl.DataFrame:
+    """Pieces in which nothing is open while an operation is under way are waits, and so is what follows them.
+
+    Not all that waits for gloo has an event of its own, and a thread that waited is woken some time after the end: it
+    goes on waiting until it does something, if it does within the step.
+    """
+    is_communication = pl.col("cause") == idle_host.COMMUNICATION
+    nothing = pl.col("cause").is_in(_NOTHING_OPEN)
+    pieces = pieces.with_columns(
+        waits=is_communication | (nothing & pl.col("is_waiting")),
+        stretch=pl.struct("number", nothing | is_communication, "name").rle_id(),
+    )
+    is_followed = pl.col("stretch") < pl.col("stretch").max().over("number")
+    waited = nothing & (pl.col("waits") | (pl.col("waits").cum_max().over("stretch") & is_followed))
+    return pieces.with_columns(cause=pl.when(waited).then(pl.lit(idle_host.COMMUNICATION)).otherwise(pl.col("cause")))
 
 
 def _as_gaps(low: Int64, high: Int64) -> Gaps:
