@@ -41,7 +41,9 @@ class Prize:
     def sentence(self) -> str:
         """As findings have it."""
         whole = f"{written_ms(self.step_ns)} per step ({written(self.share)})"
-        if self.least_ns is None:
+        if not self.most_ns:
+            said = "none of " + whole
+        elif self.least_ns is None:
             said = f"at most {written_ms(self.most_ns)} of {whole}"
         elif self.least_ns >= self.most_ns:
             said = f"about {written_ms(self.most_ns)} of {whole}"

@@ -9,13 +9,32 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+import polars as pl
+
 from chakra_capture.analysis.diagnosis import Diagnosis
 from chakra_capture.analysis.findings import Finding, Severity
 from chakra_capture.analysis.step_series import STEP, StepSeries
 from chakra_capture.analysis.stragglers import Stragglers
 from chakra_capture.analysis.window_findings.recorded import Pace, Recorded
-from chakra_capture.analysis.window_findings.rules import window_findings
+from chakra_capture.analysis.window_findings.rules import QUALITY, window_findings
 from chakra_capture.trace.merged import MergedRun, MergedTrace
+from chakra_capture.trace.schema import Column
+
+SCHEMA = (
+    Column("place", pl.Int64, "1 is what would save most; null: for information"),
+    Column("kind", pl.String, "name of the finding"),
+    Column("severity", pl.String, "crit, warn or info"),
+    Column("summary", pl.String, "the evidence in a sentence"),
+    Column("action", pl.String, "what to do next"),
+    Column("phase", pl.String, "phase of the step it is in; null: the whole step, or not known"),
+    Column("ranks", pl.String, "whom it is about, with commas; null: all ranks"),
+    Column("least_ns", pl.Float64, "a step would be shorter by so much at least; null: nothing tells, perhaps 0", "ns"),
+    Column("most_ns", pl.Float64, "by so much at most; null: not known", "ns"),
+    Column("step_ns", pl.Float64, "of steps that take so long", "ns"),
+    Column("share", pl.Float64, "most_ns of step_ns; null like it"),
+    Column("is_predicted", pl.Boolean, "a replay without it says so; else it is the time measured of it"),
+    Column("doubt", pl.String, "what is not known of the prize; null: nothing to say"),
+)
 
 # So many ranks of a large run are looked at in their windows, spread over it.
 MOST_RANKS = 8
@@ -51,6 +70,22 @@ class RunFindings:
     num_steps: int
     ranks: tuple[int, ...]
 
+    @property
+    def is_told(self) -> bool:
+        """What was recorded is good enough to say that nothing is wrong."""
+        return not any(finding.kind == QUALITY for finding in self.notes)
+
+    def table(self, *, with_minor: bool) -> pl.DataFrame:
+        """A row of ``SCHEMA`` per finding, those for information last.
+
+        Args:
+            with_minor: those that would save too little as well.
+        """
+        others = (*self.notes, *(self.minor if with_minor else ()))
+        rows = [_row(finding, place) for place, finding in enumerate(self.problems, 1)]
+        rows += [_row(finding, None) for finding in others]
+        return pl.DataFrame(rows, schema=pl.Schema({column.name: column.dtype for column in SCHEMA}))
+
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
         lists = {name: [each.as_json() for each in getattr(self, name)] for name in ("problems", "notes", "minor")}
@@ -64,6 +99,7 @@ def run_findings(
     series: Sequence[StepSeries] = (),
     diagnosis: Diagnosis | None = None,
     stragglers: Stragglers | None = None,
+    steps: Sequence[int] | None = None,
 ) -> RunFindings:
     """Find what is wrong with a run.
 
@@ -73,10 +109,11 @@ def run_findings(
         series: the steps of ranks that recorded phases.
         diagnosis: what these say.
         stragglers: which ranks the others wait for; None where nothing was matched.
+        steps: of the recorded ones only these.
     """
     named = () if stragglers is None else stragglers.ranks
     used = _comparable(_some_of(traces, named))
-    recorded = Recorded(used, run, pace=_pace(series), stragglers=stragglers)
+    recorded = Recorded(used, run, pace=_pace(series), stragglers=stragglers, steps=steps)
     found = window_findings(recorded) if used else ()
     problems, others = _joined(() if diagnosis is None else diagnosis.problems, found)
     return RunFindings(
@@ -86,6 +123,17 @@ def run_findings(
         num_steps=recorded.num_steps if used else 0,
         ranks=tuple(trace.rank for trace in used),
     )
+
+
+def _row(finding: Finding, place: int | None) -> dict[str, Any]:
+    said = {name: getattr(finding, name) for name in ("kind", "summary", "action", "phase")}
+    ranks = ",".join(str(rank) for rank in finding.ranks) or None
+    prize = None if finding.prize is None else finding.prize.as_json()
+    names = ("least_ns", "most_ns", "step_ns", "share", "is_predicted", "doubt")
+    return {
+        "place": place, **said, "severity": finding.severity.name, "ranks": ranks,
+        **{name: None if prize is None else prize[name] for name in names},
+    }  # fmt: skip
 
 
 def _some_of(traces: Sequence[MergedTrace], named: Sequence[int]) -> list[MergedTrace]:

@@ -36,20 +36,37 @@ def _of_run(found: "RunFindings", diagnosis: "Diagnosis | None", of_phases: list
     if problems:
         more = "" if len(problems) <= MOST_SHOWN else f"; the first {MOST_SHOWN} of {len(problems)}, --json has all"
         yield f"What is wrong (from {sources}{more})"
+        places = {finding.kind: number for number, finding in enumerate(problems, 1)}
         for number, finding in enumerate(problems[:MOST_SHOWN], 1):
-            yield from _told(f"{number} {finding.severity.name}", finding)
+            whole = places.get(finding.evidence.get("part_of", ""))
+            yield from _told(f"{number} {finding.severity.name}", finding, whole)
     elif of_phases:
         yield from of_phases
     elif found.num_steps:
-        yield f"No bottleneck above 3 % found (from {sources})"
+        yield f"{'No bottleneck above 3 % found' if found.is_told else 'No verdict'} (from {sources})"
+    elif found.notes:
+        yield "No verdict"
     for finding in found.notes:
         yield from _wrapped("note", f"{finding.summary} {finding.action}")
 
 
-def _told(head: str, finding: "Finding") -> Iterator[str]:
+def print_run_findings(
+    out: "Console", diagnosis: "Diagnosis | None", found: "RunFindings", *, with_minor: bool
+) -> None:
+    """Print all findings of a run, those that are not worth a word too if asked for."""
+    of_phases = findings_text(diagnosis) if diagnosis is not None else []
+    lines = [*_of_run(found, diagnosis, of_phases)] or ["No step with a time was recorded: nothing to say."]
+    if with_minor:
+        lines += [line for finding in found.minor for line in _told("minor", finding)]
+    for number, line in enumerate(lines):
+        out.print(line, style="bold" if number == 0 else None)
+
+
+def _told(head: str, finding: "Finding", whole: int | None = None) -> Iterator[str]:
+    """A finding, its prize (of the time of another one, by its number) and what to do."""
     yield from _wrapped(head, finding.summary)
     if finding.prize is not None:
-        part = " Its time is part of that of HOST_BOUND." if finding.evidence.get("part_of") else ""
+        part = "" if whole is None else f" It is part of {whole}."
         yield from _wrapped("", f"Prize: {finding.prize.sentence}{part}")
     yield from _wrapped("", f"Next: {finding.action}")
 

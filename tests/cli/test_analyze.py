@@ -13,7 +13,7 @@ NAMES = sorted(name for name in analyze_app() if not name.startswith("-"))
 MODULES = {"device": "device", "idle": "idle", "kernels": "kernels", "operators": "operators", "launches": "launches",
            "memory": "copies", "communication": "communication", "steps": "step_tables",
     "phases": "phase_means", "input": "input_waits", "stragglers": "stragglers",
-    "critical-path": "critical_path"}  # fmt: skip
+    "critical-path": "critical_path", "findings": "run_findings"}  # fmt: skip
 
 
 def small_run(folder: Path) -> Path:

@@ -80,7 +80,6 @@ def short_kernels(recorded: Recorded) -> Finding | None:
         call_p50_ns=call,
         num_kernels=per_step,
         launching_ns=recorded.per_step(total),
-        part_of="HOST_BOUND",
     )
 
 
@@ -117,7 +116,6 @@ def between_ops(recorded: Recorded) -> Finding | None:
         between_ns=recorded.per_step(total),
         under=name,
         place=detail,
-        part_of=None if recorded.is_cpu_only or not is_host_bound(recorded) else "HOST_BOUND",
     )
 
 

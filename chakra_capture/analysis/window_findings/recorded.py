@@ -47,7 +47,13 @@ class Recorded:
     """The recorded windows of some ranks."""
 
     def __init__(
-        self, traces: Sequence[MergedTrace], run: MergedRun, *, pace: Pace | None, stragglers: Stragglers | None
+        self,
+        traces: Sequence[MergedTrace],
+        run: MergedRun,
+        *,
+        pace: Pace | None = None,
+        stragglers: Stragglers | None = None,
+        steps: Sequence[int] | None = None,
     ) -> None:
         """Take what rules look at.
 
@@ -56,8 +62,10 @@ class Recorded:
             run: what they have in common.
             pace: of steps outside the profiler; None where too few were timed.
             stragglers: which ranks the others wait for; None where nothing was matched.
+            steps: only these.
         """
         self.traces, self.run, self.pace, self.stragglers = tuple(traces), run, pace, stragglers
+        self._steps = steps
         self.replays = Replays(run, self.traces)
 
     @cached_property
@@ -76,6 +84,8 @@ class Recorded:
             ~pl.col("partial").fill_null(value=False),
             ~pl.col("warmup").fill_null(value=False),
         )
+        if self._steps is not None:
+            steps = steps.filter(pl.col("step").is_in(list(self._steps)))
         # A step that counts does so on all ranks.
         middle = steps.group_by("window", "step").agg(pl.col("dur_ns").median())
         usual = middle.filter(pl.col("dur_ns") < _UNUSUAL * pl.col("dur_ns").median())

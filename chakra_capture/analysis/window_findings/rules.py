@@ -1,15 +1,18 @@
 """All rules on recorded windows, what each needs to speak, and what they say together."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from chakra_capture.analysis.findings import Finding, Severity, written
 from chakra_capture.analysis.idle import MOST_UNEXPLAINED
 from chakra_capture.analysis.window_findings import communication, ddp, host, inputs, operators
 from chakra_capture.analysis.window_findings.recorded import Recorded
-from chakra_capture.analysis.window_findings.speaking import BAR, FEWEST_STEPS, speak
+from chakra_capture.analysis.window_findings.speaking import BAR, FEWEST_STEPS
 
 QUALITY = "CAPTURE_QUALITY"
+HOST_BOUND = "HOST_BOUND"
+# Where the host keeps the device waiting, these say where in part.
+_PARTS = ("SHORT_KERNELS", "BETWEEN_OPS", "DDP_BUFFER_BROADCAST", "BUCKET_COPIES", "OPTIMIZER_OPS")
 _FEWEST_LINKED = 0.90
 _LONG_IDLE = 0.20
 
@@ -61,8 +64,15 @@ def window_findings(recorded: Recorded) -> tuple[Finding, ...]:
     if recorded.units.is_empty():
         return tuple(_without_steps(recorded))
     quality = _quality(recorded)
-    found = [rule.find(recorded) for rule in RULES if _may_speak(rule, recorded, is_told=quality is None)]
-    return tuple(finding for finding in (*found, quality or _few_steps(recorded)) if finding is not None)
+    said = [rule.find(recorded) for rule in RULES if _may_speak(rule, recorded, is_told=quality is None)]
+    found = [finding for finding in (*said, quality or _few_steps(recorded)) if finding is not None]
+    if all(finding.kind != HOST_BOUND for finding in found):
+        return tuple(found)
+    return tuple(_as_part(finding) if finding.kind in _PARTS else finding for finding in found)
+
+
+def _as_part(finding: Finding) -> Finding:
+    return replace(finding, evidence={**finding.evidence, "part_of": HOST_BOUND})
 
 
 def _may_speak(rule: Rule, recorded: Recorded, *, is_told: bool) -> bool:
@@ -83,10 +93,19 @@ def _quality(recorded: Recorded) -> Finding | None:
         next_step = "Record again with all activities; a window that opens late or a thinned file has such gaps."
     else:
         return None
-    return speak(
-        recorded, QUALITY, f"{why}, so nothing is said of why it idles or waits.", next_step, None,
-        linked=recorded.linked, unexplained=recorded.unexplained,
-    )  # fmt: skip
+    return _quality_line(
+        f"{why}, so nothing is said of why it idles or waits.",
+        next_step,
+        linked=recorded.linked,
+        unexplained=recorded.unexplained,
+        num_steps=recorded.num_steps,
+    )
+
+
+def _quality_line(summary: str, action: str, **evidence: float) -> Finding:
+    return Finding(
+        kind=QUALITY, severity=Severity.info, summary=summary, action=action, metric="recorded_steps", evidence=evidence
+    )
 
 
 def _few_steps(recorded: Recorded) -> Finding | None:
@@ -96,22 +115,17 @@ def _few_steps(recorded: Recorded) -> Finding | None:
     idle = recorded.share(recorded.idle_ns)
     if idle < _LONG_IDLE:
         return None
-    return speak(
-        recorded,
-        QUALITY,
+    return _quality_line(
         f"The device is idle {written(idle)} of a step; to say why takes {FEWEST_STEPS} recorded steps.",
         f"Record {FEWEST_STEPS} steps or more, after warm-up.",
-        None,
         idle_share=idle,
+        num_steps=recorded.num_steps,
     )
 
 
 def _without_steps(recorded: Recorded) -> Iterator[Finding]:
     if recorded.has_device:
-        yield Finding(
-            kind=QUALITY,
-            severity=Severity.info,
-            summary="No whole step is marked in what was recorded, so nothing is said of what a step loses.",
-            action="Record with steps marked (ProfilerStep), as all integrations do.",
-            metric="recorded_steps",
+        yield _quality_line(
+            "No whole step is marked in what was recorded, so nothing is said of what a step loses.",
+            "Record with steps marked (ProfilerStep), as all integrations do.",
         )
