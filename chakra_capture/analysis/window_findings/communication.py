@@ -11,10 +11,11 @@ from chakra_capture.analysis.findings import Finding, Prize, written, written_ms
 from chakra_capture.analysis.what_if.changes import Changes, Scale
 from chakra_capture.analysis.window_findings.recorded import Recorded
 from chakra_capture.analysis.window_findings.speaking import speak
+from chakra_capture.merge import intervals
 
 _EXPOSED, _OF_EXPOSED = 0.05, 0.70
 _PEERS = 0.50
-_TURNS, _TURN_STEPS = 0.10, 10
+_TURNS, _TURN_STEPS, _OFTEN = 0.10, 10, 0.75
 _LARGE_BYTES, _FEW_CALLS, _SLOW = 1_000_000, 5, 0.5
 _BEST = 0.9
 _SMALL_BYTES, _MANY = 256_000, 20
@@ -124,15 +125,19 @@ def takes_turns(recorded: Recorded) -> Finding | None:
     found = recorded.stragglers
     if found is None or found.ranks or not found.has_steps or found.num_steps < _TURN_STEPS or not found.step_ns:
         return None
-    waiting = float(found.table["waiting_ns"].fill_nan(None).mean() or 0.0)  # type: ignore[arg-type]
-    if waiting / found.step_ns < _TURNS:
+    # One that is late so often may be slow, though chance would explain it, too.
+    if (found.table["num_latest"] >= _OFTEN * found.table["num_steps"]).any():
         return None
+    waited = _peers_ns(recorded)
+    if recorded.share(waited) < _TURNS:
+        return None
+    waiting = recorded.per_step(waited)
     return speak(
         recorded,
         "RANKS_TAKE_TURNS",
         f"Ranks wait for each other in turn, {written_ms(waiting)} per step, and none of them is the slow one.",
         "Look for what varies from step to step: lengths of samples, logging, CPU cores shared or not pinned.",
-        recorded.prize(Changes(balanced=True), waiting * recorded.units.height),
+        recorded.prize(Changes(balanced=True), waited),
         waiting_ns=waiting,
         reason=found.reason,
     )
@@ -234,8 +239,15 @@ def small_collectives(recorded: Recorded) -> Finding | None:
 
 
 def _peers_ns(recorded: Recorded) -> int:
+    """Time in which ranks wait for others, that of several operations at once counted once."""
     table = recorded.collectives
-    return 0 if table is None else int(table["wait_ns"].sum())
+    if table is None:
+        return 0
+    total = 0
+    for mine in table.filter(pl.col("wait_ns") > 0).partition_by("rank"):
+        begin = mine["arrival_ns"].to_numpy()
+        total += intervals.total(begin, begin + mine["wait_ns"].to_numpy())
+    return total
 
 
 def _peers_share(recorded: Recorded) -> float:

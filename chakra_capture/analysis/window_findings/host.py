@@ -8,13 +8,16 @@ from chakra_capture.analysis.shares import quantile_of
 from chakra_capture.analysis.what_if.changes import Changes, Switch
 from chakra_capture.analysis.window_findings.ddp import BUFFER_OPS
 from chakra_capture.analysis.window_findings.recorded import Recorded
-from chakra_capture.analysis.window_findings.speaking import listed, speak
+from chakra_capture.analysis.window_findings.speaking import BAR, listed, speak
+from chakra_capture.annotations import STEP_PREFIX
 
 _LAUNCH = (idle_gaps.LAUNCHING, idle_gaps.LATENCY)
 _IDLE, _OF_IDLE = 0.20, 0.70
 _NAMED = 3
 _SHORT, _MANY_LAUNCHES = 2, 200
 _BETWEEN = 0.05
+# A rank that has so much of what all ranks have is the one it is about.
+_ALONE = 0.80
 _IN_STEPS = 0.80
 _SLOWED = 1.2
 _ALLOCATING, _ALLOCATING_STEPS = 0.01, 2
@@ -100,9 +103,17 @@ def between_ops(recorded: Recorded) -> Finding | None:
     if not total or recorded.share(total) < _BETWEEN:
         return None
     keys = ["name", "detail"]
+    # Directly in a step: each has a name of its own.
+    in_step = pl.col("name").cast(pl.String).str.starts_with(STEP_PREFIX)
+    rows = rows.with_columns(pl.when(~in_step).then("name").alias("name"))
     places = rows.group_by(keys).agg(pl.col("dur_ns").sum(), pl.col("phase").first())
     name, detail, most, phase = places.sort("dur_ns", *keys, descending=[True, False, False]).row(0)
-    under = f" under {name}" if name and not name.startswith("ProfilerStep#") else ""
+    # A little between every two operators is what the profiler makes of any loop.
+    if recorded.share(most) < BAR:
+        return None
+    ranks = rows.group_by("rank").agg(pl.col("dur_ns").sum()).sort("dur_ns", descending=True)
+    is_alone = len(recorded.traces) > 1 and ranks["dur_ns"][0] >= _ALONE * total
+    under = f" under {name}" if name else ""
     where = f"{under} {detail or ''}".rstrip()
     meanwhile = "" if recorded.is_cpu_only else " while the device is idle"
     return speak(
@@ -113,6 +124,7 @@ def between_ops(recorded: Recorded) -> Finding | None:
         "Profile this code: record a window with_stack, or name its parts with session.phase(...).",
         recorded.less_profiler(total),
         phase=phase,
+        ranks=(ranks["rank"][0],) if is_alone else (),
         between_ns=recorded.per_step(total),
         under=name,
         place=detail,

@@ -37,15 +37,16 @@ def input_idle(recorded: Recorded) -> Finding | None:
 
 def input_wait(recorded: Recorded) -> Finding | None:
     """The loop waits for data: of runs without a device, where that is time lost."""
-    if not recorded.is_cpu_only or recorded.units["input_wait_ns"].is_null().all():
+    if not recorded.is_cpu_only:
         return None
-    of_rank = recorded.units.group_by("rank").agg(
-        share=pl.col("input_wait_ns").sum() / pl.col("dur_ns").sum(), total=pl.col("input_wait_ns").sum()
-    )
-    share = float(of_rank["share"].median())  # type: ignore[arg-type]
+    waits = recorded.loop.filter(pl.col("cause") == idle_host.INPUT)
+    of_rank = waits.group_by("rank").agg(pl.col("dur_ns").sum())
+    whole = recorded.units.group_by("rank").agg(pl.col("dur_ns").sum().alias("whole"))
+    shares = whole.join(of_rank, on="rank", how="left").select(pl.col("dur_ns").fill_null(0) / pl.col("whole"))
+    share = float(shares.to_series().median())  # type: ignore[arg-type]
     if share < _INPUT:
         return None
-    total = int(recorded.units["input_wait_ns"].sum())
+    total = int(waits["dur_ns"].sum())
     return speak(
         recorded,
         "INPUT_BOUND",

@@ -73,8 +73,7 @@ class Recorded:
         """The steps that count, of each rank."""
         tables = [
             trace.steps.select(
-                pl.lit(trace.rank, dtype=pl.Int64).alias("rank"), "window", "step", "ts_ns", "dur_ns", "input_wait_ns",
-                "device_busy_ns", "warmup", "partial",
+                pl.lit(trace.rank, dtype=pl.Int64).alias("rank"), "window", "step", "dur_ns", "warmup", "partial",
             )
             for trace in self.traces
         ]  # fmt: skip

@@ -1,6 +1,6 @@
 """All rules on recorded windows, what each needs to speak, and what they say together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from chakra_capture.analysis.findings import Finding, Severity, written
@@ -11,8 +11,13 @@ from chakra_capture.analysis.window_findings.speaking import BAR, FEWEST_STEPS
 
 QUALITY = "CAPTURE_QUALITY"
 HOST_BOUND = "HOST_BOUND"
-# Where the host keeps the device waiting, these say where in part.
-_PARTS = ("SHORT_KERNELS", "BETWEEN_OPS", "DDP_BUFFER_BROADCAST", "BUCKET_COPIES", "OPTIMIZER_OPS")
+# What says where a part of the time goes of which another one says how much.
+_WHOLE = {
+    **dict.fromkeys(
+        ("SHORT_KERNELS", "BETWEEN_OPS", "DDP_BUFFER_BROADCAST", "BUCKET_COPIES", "OPTIMIZER_OPS"), HOST_BOUND
+    ),
+    "SMALL_COLLECTIVES": "WAITS_FOR_COMMUNICATION",
+}
 _FEWEST_LINKED = 0.90
 _LONG_IDLE = 0.20
 
@@ -66,13 +71,28 @@ def window_findings(recorded: Recorded) -> tuple[Finding, ...]:
     quality = _quality(recorded)
     said = [rule.find(recorded) for rule in RULES if _may_speak(rule, recorded, is_told=quality is None)]
     found = [finding for finding in (*said, quality or _few_steps(recorded)) if finding is not None]
-    if all(finding.kind != HOST_BOUND for finding in found):
-        return tuple(found)
-    return tuple(_as_part(finding) if finding.kind in _PARTS else finding for finding in found)
+    kinds = {finding.kind for finding in found}
+    return tuple(_as_part(each, kinds) for each in _with_reason(found))
 
 
-def _as_part(finding: Finding) -> Finding:
-    return replace(finding, evidence={**finding.evidence, "part_of": HOST_BOUND})
+def _as_part(finding: Finding, kinds: Collection[str]) -> Finding:
+    """Say of what a finding is a part, where that is a finding too: their times are the same."""
+    whole = _WHOLE.get(finding.kind)
+    if whole not in kinds:
+        return finding
+    return replace(finding, evidence={**finding.evidence, "part_of": whole})
+
+
+def _with_reason(found: Sequence[Finding]) -> list[Finding]:
+    """What a slow rank does between operators is why it is slow, not a finding of its own."""
+    slow = next((finding for finding in found if finding.kind == "STRAGGLER"), None)
+    why = next((finding for finding in found if finding.kind == "BETWEEN_OPS"), None)
+    if slow is None or why is None or slow.ranks != why.ranks:
+        return list(found)
+    told = replace(
+        slow, summary=f"{slow.summary} {why.summary}", evidence={**slow.evidence, "between_ops": why.evidence}
+    )
+    return [told if finding is slow else finding for finding in found if finding is not why]
 
 
 def _may_speak(rule: Rule, recorded: Recorded, *, is_told: bool) -> bool:
