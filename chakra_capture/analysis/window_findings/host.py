@@ -18,6 +18,7 @@ _SHORT, _MANY_LAUNCHES = 2, 200
 _BETWEEN = 0.05
 # A rank that has so much of what all ranks have is the one it is about.
 _ALONE = 0.80
+_OF_STEPS = 0.5
 _IN_STEPS = 0.80
 _SLOWED = 1.2
 _ALLOCATING, _ALLOCATING_STEPS = 0.01, 2
@@ -102,15 +103,10 @@ def between_ops(recorded: Recorded) -> Finding | None:
     total = int(rows["dur_ns"].sum())
     if not total or recorded.share(total) < _BETWEEN:
         return None
-    keys = ["name", "detail"]
-    # Directly in a step: each has a name of its own.
-    in_step = pl.col("name").cast(pl.String).str.starts_with(STEP_PREFIX)
-    rows = rows.with_columns(pl.when(~in_step).then("name").alias("name"))
-    places = rows.group_by(keys).agg(pl.col("dur_ns").sum(), pl.col("phase").first())
-    name, detail, most, phase = places.sort("dur_ns", *keys, descending=[True, False, False]).row(0)
-    # A little between every two operators is what the profiler makes of any loop.
-    if recorded.share(most) < BAR:
+    place = _place_between(recorded, rows)
+    if place is None:
         return None
+    name, detail, most, phase = place
     ranks = rows.group_by("rank").agg(pl.col("dur_ns").sum()).sort("dur_ns", descending=True)
     is_alone = len(recorded.traces) > 1 and ranks["dur_ns"][0] >= _ALONE * total
     under = f" under {name}" if name else ""
@@ -120,7 +116,7 @@ def between_ops(recorded: Recorded) -> Finding | None:
         recorded,
         "BETWEEN_OPS",
         f"{written_ms(recorded.per_step(total))} per step ({written(recorded.share(total))}) pass in Python between "
-        f"operators{meanwhile}; most of it{where} ({written_ms(recorded.per_step(most))}).",
+        f"operators{meanwhile}, the longest{where} ({written_ms(recorded.per_step(most))}).",
         "Profile this code: record a window with_stack, or name its parts with session.phase(...).",
         recorded.less_profiler(total),
         phase=phase,
@@ -129,6 +125,26 @@ def between_ops(recorded: Recorded) -> Finding | None:
         under=name,
         place=detail,
     )
+
+
+def _place_between(recorded: Recorded, rows: pl.DataFrame) -> tuple[str | None, str | None, int, str | None] | None:
+    """The annotation and the ops beside it, the time and the phase of the longest place; None where no place is long.
+
+    A little between every two operators is what the profiler makes of any loop, and long in one step is who lost the
+    core: it has to be long in half of the steps.
+    """
+    # Directly in a step: each has a name of its own.
+    in_step = pl.col("name").cast(pl.String).str.starts_with(STEP_PREFIX)
+    rows = rows.with_columns(pl.when(~in_step).then("name").alias("name"))
+    keys = ["name", "detail"]
+    of_step = rows.group_by(*keys, "rank", "window", "step").agg(pl.col("dur_ns").sum(), pl.col("phase").first())
+    is_long = pl.col("dur_ns") >= BAR * recorded.step_ns
+    places = of_step.group_by(keys).agg(pl.col("dur_ns").sum(), pl.col("phase").first(), num_long=is_long.sum())
+    places = places.filter(pl.col("num_long") >= _OF_STEPS * recorded.units.height)
+    if places.is_empty():
+        return None
+    name, detail, most, phase, _ = places.sort("dur_ns", *keys, descending=[True, False, False]).row(0)
+    return name, detail, most, phase
 
 
 def drained(recorded: Recorded) -> Finding | None:
