@@ -98,6 +98,15 @@ def test_copies_from_pinned_memory_are_no_finding(tmp_path):
     assert "PAGEABLE_COPIES" not in said(laid_out(pageable("Pinned", late=5)), tmp_path)
 
 
+def test_little_from_pageable_memory_beside_much_from_pinned_is_no_finding(tmp_path):
+    def make(trace: TraceBuilder, at: int, number: int) -> None:
+        pageable("Pinned", late=5)(trace, at, number)
+        trace.op("aten::copy_", at + 128, 6).runtime("cudaMemcpyAsync", at + 129, 4, 700 + number)
+        trace.kernel("Memcpy HtoD (Pageable -> Device)", at + 130, 2, 700 + number, cat="gpu_memcpy", stream=9)
+
+    assert "PAGEABLE_COPIES" not in said(laid_out(make), tmp_path)
+
+
 def slow_host(*, gap: int, ops: int = 4, dur: int = 100) -> _Step:
     """Ops of which each launches a kernel of 100 after ``gap`` of host time."""
 
@@ -216,6 +225,22 @@ def test_little_python_between_operators_is_not_worth_a_word(tmp_path):
     assert "BETWEEN_OPS" not in said(laid_out(python_between(pause=40)), tmp_path)
 
 
+def test_long_in_one_step_is_who_lost_the_core_and_a_little_everywhere_the_profiler(tmp_path):
+    def once(trace: TraceBuilder, at: int, number: int) -> None:
+        python_between(pause=300 if number == 2 else 0)(trace, at, number)
+
+    def everywhere(trace: TraceBuilder, at: int, number: int) -> None:
+        trace.annotation("train", at, STEP - 1)
+        for place in range(8):
+            begin = at + 100 * place
+            trace.op(f"aten::op{place}", begin, 8)
+            trace.launched("k", begin + 8, 80, 10 * number + place + 1, at=begin + 6)
+        trace.op("aten::last", at + 800, 8).launched("k", at + 808, 192, 10 * number + 9, at=at + 806)
+
+    assert "BETWEEN_OPS" not in said(laid_out(once, num_steps=5), tmp_path)
+    assert "BETWEEN_OPS" not in said(laid_out(everywhere), tmp_path / "b")
+
+
 def drained(*, op: str | None, every: int = 1, phase: bool = True) -> _Step:
     """A call waits until the device is done at 500; the next kernel comes 100 later."""
 
@@ -252,11 +277,11 @@ def test_synchronisation_outside_ops_and_phases_is_how_benchmarks_end(tmp_path):
     assert "QUEUE_DRAINED" not in said(laid_out(drained(op=None, phase=False)), tmp_path / "c")
 
 
-def allocating(*steps: int) -> _Step:
+def allocating(*steps: int, dur: int = 50) -> _Step:
     def make(trace: TraceBuilder, at: int, number: int) -> None:
         busy(trace, at, number)
         if number in steps:
-            trace.op("aten::empty", at + 100, 60).runtime("cudaMalloc", at + 105, 50, 900 + number)
+            trace.op("aten::empty", at + 100, 60).runtime("cudaMalloc", at + 105, dur, 900 + number)
 
     return make
 
@@ -269,6 +294,8 @@ def test_memory_that_is_allocated_in_steady_state(tmp_path):
 def test_memory_that_is_allocated_at_the_start_or_once_is_no_finding(tmp_path):
     assert "DEVICE_ALLOCATIONS" not in said(laid_out(allocating(0, 1)), tmp_path)
     assert "DEVICE_ALLOCATIONS" not in said(laid_out(allocating(2)), tmp_path / "b")
+    # 3 x 12 us of 4000: less than 1 %.
+    assert "DEVICE_ALLOCATIONS" not in said(laid_out(allocating(1, 2, 3, dur=12)), tmp_path / "c")
 
 
 def test_step_that_takes_three_times_as_long_is_left_out(tmp_path):
@@ -329,6 +356,11 @@ def test_collective_that_is_seen_only_because_the_host_is_late_is_a_note_without
     }  # fmt: skip
     assert found["COMMUNICATION_HOST_LATE"].prize is None
     assert "WAITS_FOR_COMMUNICATION" not in found
+
+
+def test_late_host_is_no_note_where_it_is_half_of_what_is_exposed(tmp_path):
+    assert "COMMUNICATION_HOST_LATE" not in said(laid_out(collective(dur=200, launch=220)), tmp_path)
+    assert "COMMUNICATION_HOST_LATE" in said(laid_out(collective(dur=200, launch=250)), tmp_path / "b")
 
 
 def test_short_collectives_are_neither(tmp_path):
