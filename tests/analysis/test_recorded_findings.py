@@ -96,7 +96,7 @@ def test_each_rule_speaks_where_it_must_and_not_where_it_must_not(recorded, kind
     assert kind not in is_silent
     finding = speaks[kind]
     assert [text[-1] for text in (finding.summary, finding.action, finding.prize.sentence)] == [".", ".", "."]
-    assert (0.005 if kind in LITTLE else 0.03) <= finding.prize.share <= 1
+    assert (0 if kind in LITTLE else 0.03) <= finding.prize.share <= 1
 
 
 def test_a_healthy_training_is_silent(recorded):
