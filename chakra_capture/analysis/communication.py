@@ -120,6 +120,11 @@ def _classes(collectives: pl.DataFrame, by: Sequence[str]) -> pl.DataFrame:
     return table.select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)
 
 
+def bus_bytes() -> pl.Expr:
+    """What counts over the bus for bandwidth, as in NCCL's tests; null where the size is not known."""
+    return _payload() * _bus_factor()
+
+
 def _payload() -> pl.Expr:
     """S in bytes; null where the size or, for all_gather, the number of ranks is not known."""
     num_bytes = pl.col("comm_bytes")

@@ -18,6 +18,7 @@ from chakra_capture.analysis.slow_ranks import slow_ranks
 from chakra_capture.analysis.step_series import BETWEEN_OTHER, COMPUTE, REST, STEP, StepSeries, step_series
 from chakra_capture.analysis.step_window import GPU, Float, StepWindow, step_window
 from chakra_capture.analysis.stragglers import Stragglers
+from chakra_capture.analysis.uneven_steps import uneven_steps
 from chakra_capture.annotations import (
     BACKWARD,
     CALLBACKS,
@@ -136,10 +137,14 @@ def diagnose_series(series: Sequence[StepSeries], collectives: Stragglers | None
     """Diagnose a run whose ranks are laid out already."""
     window = step_window(series)
     coverage = _coverage(window)
+    step_time = _step_time(window, collectives, coverage)
+    is_input_bound = any(finding.phase in ("input", INPUT_WAIT) for finding in step_time)
     return Diagnosis(
-        step_time=_step_time(window, collectives, coverage),
+        step_time=step_time,
         memory=in_order(memory_findings(series)),
-        others=in_order([*_between(series, window), *_slowing(window)]),
+        others=in_order(
+            [*_between(series, window), *_slowing(window), *uneven_steps(series, is_input_bound=is_input_bound)]
+        ),
         window=window,
         coverage=coverage,
         series=tuple(series),

@@ -15,6 +15,49 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prize:
+    """By how much a step would be shorter without what a finding is about.
+
+    Attributes:
+        least_ns: per step; None where nothing tells more than that it is at most ``most_ns``.
+        most_ns: per step.
+        step_ns: what the steps take that this is of.
+        is_predicted: a replay without it says so, else it is the time that was measured of it.
+        doubt: what is not known of it, a half sentence.
+    """
+
+    least_ns: float | None
+    most_ns: float
+    step_ns: float
+    is_predicted: bool = False
+    doubt: str | None = None
+
+    @property
+    def share(self) -> float:
+        """At most so much of a step, from 0 to 1."""
+        return self.most_ns / self.step_ns if self.step_ns else 0.0
+
+    @property
+    def sentence(self) -> str:
+        """As findings have it."""
+        whole = f"{written_ms(self.step_ns)} per step ({written(self.share)})"
+        if not self.most_ns:
+            said = "none of " + whole
+        elif self.least_ns is None:
+            said = f"at most {written_ms(self.most_ns)} of {whole}"
+        elif self.least_ns >= self.most_ns:
+            said = f"about {written_ms(self.most_ns)} of {whole}"
+        else:
+            said = f"{written_ms(self.least_ns)} to {written_ms(self.most_ns)} of {whole}"
+        by = ", by a replay without it" if self.is_predicted else ""
+        return f"{said}{by}{'' if self.doubt is None else f'; {self.doubt}'}."
+
+    def as_json(self) -> dict[str, Any]:
+        """The same as plain JSON values."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "share": self.share}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One finding.
 
@@ -29,6 +72,7 @@ class Finding:
         skew: how much more the worst rank has than the median one, as a part of the latter.
         ranks: whom it is about; empty: all of them.
         evidence: the numbers.
+        prize: what removing it would save; None where nothing tells.
     """
 
     kind: str
@@ -42,11 +86,13 @@ class Finding:
     skew: float | None = None
     ranks: tuple[int, ...] = ()
     evidence: dict[str, Any] = field(default_factory=dict)
+    prize: Prize | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
         found = {name: getattr(self, name) for name in self.__slots__}
-        return {**found, "severity": self.severity.name, "ranks": list(self.ranks)}
+        prize = None if self.prize is None else self.prize.as_json()
+        return {**found, "severity": self.severity.name, "ranks": list(self.ranks), "prize": prize}
 
 
 def graded(value: float, warn: float, crit: float) -> Severity | None:

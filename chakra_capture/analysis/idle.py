@@ -165,7 +165,7 @@ def _of_device(activities: pl.DataFrame, threads: HostThreads, steps: pl.DataFra
         idle_gaps.cut_at(Stretches(*(getattr(whole, name)[rows] for name in Stretches.__slots__)), times)
         for rows, times in ((~is_host, at_steps), (is_host, everywhere))
     )
-    parts = [_launched(calm, gaps, threads), _of_host(busy, gaps, threads, phases, wanted)]
+    parts = [_launched(calm, gaps, threads), of_host(busy, gaps, threads, phases, wanted)]
     pieces = _joined(calm, busy)
     table = pl.concat(parts).with_columns(
         pl.Series("gap", pieces.gap),
@@ -203,9 +203,10 @@ def _launched(pieces: Stretches, gaps: Gaps, threads: HostThreads) -> pl.DataFra
     return _named(picked(pl.Series(idle_gaps.CAUSES), pieces.cause), threads.names(op), threads.names(call))
 
 
-def _of_host(
+def of_host(
     pieces: Stretches, gaps: Gaps, threads: HostThreads, phases: idle_host.PhaseRuns, wanted: Collection[str]
 ) -> pl.DataFrame:
+    """What the host does in some pieces, by columns ``cause``, ``name`` and ``detail``."""
     nothing = pl.Series([None], dtype=pl.Categorical).new_from_index(0, len(pieces.gap))
     if not len(threads.ids):  # nothing of the host is recorded
         return _named(pl.Series([idle_gaps.NOT_RECORDED]).new_from_index(0, len(pieces.gap)), nothing, nothing)

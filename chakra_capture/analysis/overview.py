@@ -17,6 +17,7 @@ from chakra_capture.analysis.own_times import OwnTimes, own_times
 from chakra_capture.analysis.phase_times import mean_phase_times, phase_times
 from chakra_capture.analysis.phases import PhaseSummary
 from chakra_capture.analysis.rest_parts import mean_rest_parts, rest_parts
+from chakra_capture.analysis.run_findings import RunFindings, run_findings
 from chakra_capture.analysis.shares import share_of
 from chakra_capture.analysis.step_series import StepSeries
 from chakra_capture.analysis.steps import step_summary
@@ -67,6 +68,7 @@ class Overview:
         communication: communication_summary of the ranks shown; None where their operations were not matched.
         stragglers: which ranks the others wait for; None for one rank, and where nothing was matched.
         diagnosis: of all ranks that recorded phases; None if none did.
+        findings: what is wrong, by the phases and the recorded windows together; None without any window.
     """
 
     job: str
@@ -82,6 +84,7 @@ class Overview:
     communication: pl.DataFrame | None
     stragglers: Stragglers | None
     diagnosis: Diagnosis | None
+    findings: RunFindings | None
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -101,6 +104,7 @@ class Overview:
             "communication": None if self.communication is None else self.communication.to_dicts(),
             "stragglers": None if self.stragglers is None else self.stragglers.as_json(),
             "diagnosis": None if self.diagnosis is None else self.diagnosis.as_json(),
+            "findings": None if self.findings is None else self.findings.as_json(),
             "notes": list(self.notes),
         }
 
@@ -136,6 +140,7 @@ def overview(
     by_phase = [_by_phase(trace, late) for trace in traces]
     if stragglers is not None:
         stragglers = stragglers.located({trace.rank: own for trace, (_, _, own) in zip(traces, by_phase, strict=True)})
+    diagnosis = diagnose_series(series, stragglers) if series else None
     operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
     kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
     return Overview(
@@ -151,9 +156,21 @@ def overview(
         rest_parts=mean_rest_parts([rest for _, rest, _ in by_phase]),
         communication=communication,
         stragglers=stragglers,
-        diagnosis=diagnose_series(series, stragglers) if series else None,
+        diagnosis=diagnosis,
+        findings=_findings(run, traces, series, diagnosis, stragglers) if traces else None,
         notes=tuple(_notes(run, shown or set(phases), world_size)),
     )
+
+
+def _findings(
+    run: Run,
+    traces: Sequence[MergedTrace],
+    series: Sequence[StepSeries],
+    diagnosis: Diagnosis | None,
+    stragglers: Stragglers | None,
+) -> RunFindings:
+    shared = MergedRun(run.merged_dir)
+    return run_findings(traces, shared, series=series, diagnosis=diagnosis, stragglers=stragglers)
 
 
 def _by_phase(trace: MergedTrace, collectives: pl.DataFrame | None) -> tuple[pl.DataFrame, pl.DataFrame, OwnTimes]:

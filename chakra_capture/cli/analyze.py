@@ -3,12 +3,14 @@
 from cyclopts import App
 
 from chakra_capture.cli.analyses import communication, device, idle, kernels, launches, memory, operators
+from chakra_capture.cli.analyze_findings import findings
 from chakra_capture.cli.critical_path import critical_path
 from chakra_capture.cli.optional_analyses import allocations, modules, spotted
 from chakra_capture.cli.step_analyses import input_, phases, steps, stragglers
 
 _HELP = """Ask a recorded run one question; the answer is one table.
 
+    chakra-capture analyze findings PATH      what is wrong, what does it cost?
     chakra-capture analyze steps PATH         what did each step take?
     chakra-capture analyze device PATH        computing, communicating, idle?
     chakra-capture analyze idle PATH          why has the device nothing to do?
@@ -34,6 +36,7 @@ says what is counted how. What was not recorded is "-" (JSON: null), never 0.
 def analyze_app() -> App:
     """The verb with its analyses."""
     built = App(name="analyze", help=_HELP, help_format="plaintext", end_of_options_delimiter="")
+    built.command(findings)
     built.command(steps)
     built.command(device)
     built.command(idle)

@@ -63,8 +63,9 @@ def summary(
     Communication is that of all ranks together: of each operation the time until the last rank it needs had arrived
     (waiting), and after that (transfer); bus bandwidth as in NCCL's tests. The rank that the others wait for is named
     only if it is late in nearly every step, by much, and chance does not explain it.
-    The last lines say what is wrong, most important first, and what to do next: from the steps outside the profiler,
-    of all ranks; nothing that takes less than 10 % of a step (or of the wall time, between steps) is wrong.
+    The last lines say what is wrong, most important first, what that costs and what to do next: from recorded steps
+    (analyze findings, which has the limits, tells the same), and from those outside the profiler, of all ranks: there
+    nothing that takes less than 10 % of a step (or of the wall time, between steps) is wrong.
     The same in TraceML's form, final_summary.json, is written beside the manifests of a run that recorded phases.
     What a run did not record is shown as "not measured", never as 0.
 
@@ -159,8 +160,7 @@ def _print(run: "Run", result: "Overview", top: int) -> None:
     for rank in result.ranks[:_MAX_RANKS_SHOWN]:
         for note in rank.notes:
             out.print(plain(f"note: rank {rank.rank}: {note}"))
-    if result.diagnosis is not None:
-        print_findings(out, result.diagnosis)
+    print_findings(out, result.diagnosis, result.findings)
 
 
 def _print_head(out: "Console", result: "Overview") -> None:

@@ -14,7 +14,7 @@ MODULES = {
     "device": "device", "idle": "idle", "kernels": "kernels", "operators": "operators", "launches": "launches",
     "memory": "copies", "communication": "communication", "steps": "step_tables", "phases": "phase_means",
     "input": "input_waits", "stragglers": "stragglers", "critical-path": "critical_path", "allocations": "allocations",
-    "modules": "modules", "spotted": "spotted",
+    "modules": "modules", "spotted": "spotted", "findings": "run_findings",
 }  # fmt: skip
 
 

@@ -70,7 +70,11 @@ ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)            1  30.00 us  50.0 %
 gemm                                                  1  20.00 us  33.3 %
 Memcpy HtoD                                           1  10.00 us  16.7 %
 
-note: 1 of 2 ranks are missing here: 1"""
+note: 1 of 2 ranks are missing here: 1
+
+No verdict (from 1 recorded step)
+note   The device is idle 50.0 % of a step; to say why takes 3 recorded steps.
+       Record 3 steps or more, after warm-up."""
     )
 
 

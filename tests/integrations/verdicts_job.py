@@ -4,7 +4,6 @@ What is wrong are naps, so that it is known to whom and where the time goes. Eac
 """
 
 import os
-import signal
 import socket
 import sys
 import time
@@ -31,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset
 from chakra_capture import ChakraProfileConfig, capture
 from chakra_capture.integrations.lightning import ChakraProfileCallback
 from chakra_capture.integrations.monai import ChakraProfileHandler
-from integrations.leaving import leave_after
+from integrations.leaving import fork
 from integrations.models import trainer as lightning_trainer
 
 # What forward and backward take each where nothing is wrong, and what is wrong takes.
@@ -39,7 +38,6 @@ BASE, FAULT = 0.012, 0.04
 # Rules that name a rank need 10 steps, and the first one does not count.
 STEPS = 14
 BETWEEN = ("validation", "checkpoint", "callbacks")
-LIMIT_S = 120
 
 
 @dataclass(frozen=True)
@@ -206,17 +204,6 @@ def run(folder: Path, scenarios: Scenarios, rank: int = 0) -> None:
 def run_pair(folder: Path, rank: int) -> None:
     dist.init_process_group("gloo")
     run(folder, PAIR, rank)
-
-
-def fork(job: Callable[[], None], rank: int = 0, size: int = 1, port: int = 0) -> int:
-    """Start a rank and return its process id."""
-    child = os.fork()
-    if child:
-        return child
-    signal.alarm(LIMIT_S)
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "NODE_RANK": 0, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in place.items()}, MASTER_ADDR="127.0.0.1")
-    return leave_after(job)
 
 
 def main(folder: Path) -> None:
