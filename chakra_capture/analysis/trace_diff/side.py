@@ -7,7 +7,7 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.analysis.loop import PHASES, LoopWindow, Segments, is_step, loop_windows
-from chakra_capture.analysis.trace_diff.timeline import NONE, SCHEMA, Tracks, stretches, track
+from chakra_capture.analysis.trace_diff.timeline import NONE, SCHEMA, Tracks, phases_at, stretches, track
 from chakra_capture.annotations import BACKWARD
 from chakra_capture.merge.nest import nest
 from chakra_capture.trace.columns import Int64
@@ -17,7 +17,7 @@ from chakra_capture.trace.merged import MergedTrace
 _KINDS = ("host_op", "annotation", "runtime")
 _ROWS = {
     "node_id": pl.Int64, "kind": pl.String, "name": pl.String, "input_shapes": pl.String, "phase": pl.Int64,
-    "at": pl.Int64, "is_loop": pl.Boolean, "is_mark": pl.Boolean, "parent": pl.Int64,
+    "begin_phase": pl.Int64, "at": pl.Int64, "is_loop": pl.Boolean, "is_mark": pl.Boolean, "parent": pl.Int64,
 }  # fmt: skip
 
 
@@ -29,7 +29,7 @@ class Side:
         steps: their numbers; None for a window that marks none.
         durations: of the steps, ns.
         rows: calls that start in them, outermost first: ``node_id``, ``kind``, ``name``, ``input_shapes``, ``phase``
-            (place in ``PHASES``), ``at`` (which step), ``is_loop`` (on the loop's thread), ``is_mark`` (only marks a
+            (place in ``PHASES``, as merge labels it), ``begin_phase`` (that the loop is in then), ``at`` (which step), ``is_loop`` (on the loop's thread), ``is_mark`` (only marks a
             step or a phase of it), ``parent`` (a row, -1 for none).
         times: ``at``, ``phase``, ``row`` and ``ns``; see ``timeline``.
         windows: what was read.
@@ -45,6 +45,12 @@ class Side:
     @property
     def num_steps(self) -> int:
         return len(self.steps)
+
+    @property
+    def places(self) -> pl.DataFrame:
+        """``window`` and ``step`` of each step, and ``at``, its number here."""
+        steps = pl.concat([window.steps.select("window", "step") for window in self.windows])
+        return steps.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
 
     @property
     def total_ns(self) -> int:
@@ -129,6 +135,7 @@ def _of_window(window: LoopWindow) -> tuple[pl.DataFrame, pl.DataFrame]:
     is_phase = pl.col("name").is_in([phase for phase in PHASES if phase])
     rows = rows.with_columns(
         pl.col("phase").replace_strict(phases, default=phases[None], return_dtype=pl.Int64),
+        begin_phase=pl.Series(phases_at(window.segments, start)),
         is_loop=pl.col("thread") == 0,
         is_mark=(pl.col("kind") == "annotation") & (is_step() | is_phase),
         parent=pl.Series(parent),

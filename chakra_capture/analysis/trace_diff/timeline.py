@@ -81,13 +81,14 @@ def stretches(tracks: Tracks, segments: Segments, *, low: Int64, high: Int64, is
     inside = (at >= 0) & (begin < np.append(high, 0)[at])
     begin, ns, at = begin[inside], ns[inside], at[inside]
     table = pl.DataFrame(
-        {"at": at, "phase": _phases(segments, begin), "row": _holders(tracks, begin, ns, is_op), "ns": ns},
+        {"at": at, "phase": phases_at(segments, begin), "row": _holders(tracks, begin, ns, is_op), "ns": ns},
         schema=SCHEMA,
     )
     return table.group_by("at", "phase", "row").agg(pl.col("ns").sum()).sort("at", "phase", "row")
 
 
-def _phases(segments: Segments, times: Int64) -> Int64:
+def phases_at(segments: Segments, times: Int64) -> Int64:
+    """The phase that the loop is in at each time, as its place in ``PHASES``."""
     order = {phase: at for at, phase in enumerate(PHASES)}
     of_segment = np.array([*(order[phase] for phase in segments.phase), order[None]], dtype=np.int64)
     at = np.searchsorted(segments.start, times, side="right") - 1
