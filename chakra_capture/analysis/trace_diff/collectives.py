@@ -3,8 +3,8 @@
 import polars as pl
 
 from chakra_capture.analysis.trace_diff.measure import COLUMNS, Scale, measured
-from chakra_capture.analysis.trace_diff.side import Side
 from chakra_capture.analysis.trace_diff.siblings import Sibling, pair_siblings
+from chakra_capture.analysis.trace_diff.side import Side
 from chakra_capture.trace.merged import MergedRun
 from chakra_capture.trace.schema import Column
 
@@ -14,7 +14,7 @@ PARTS = ("time", "wait", "transfer")
 _COLUMNS = tuple(column for column in COLUMNS if column.name != "share")
 
 SCHEMA = (
-    Column("status", pl.Enum(STATUSES), "matched; new, gone: of one side alone; resized: as many bytes as before no more"),
+    Column("status", pl.Enum(STATUSES), "matched; new, gone: of one side alone; resized"),
     Column("part", pl.Enum(PARTS), "time: from arrival to end; wait, transfer: its parts, where all ranks are known"),
     Column("collective", pl.String, "operation"),
     Column("mesh_dim", pl.String, "dimension of the device mesh that its group serves"),
@@ -24,14 +24,16 @@ SCHEMA = (
     *_COLUMNS,
 )  # fmt: skip
 _KEYS = ["collective", "mesh_dim", "num_ranks"]
+_PAIR = {
+    "collective": pl.String, "mesh_dim": pl.String, "num_ranks": pl.Int64, "first": pl.Int64, "second": pl.Int64,
+}  # fmt: skip
 
 
 def collective_differences(sides: tuple[Side, Side], runs: tuple[MergedRun, MergedRun], scale: Scale) -> pl.DataFrame:
     """Compare the operations of the steps; a table of ``SCHEMA``, empty where nothing was communicated."""
     rows = pl.concat([_operations(*each, at) for at, each in enumerate(zip(sides, runs, strict=True))])
     sizes = rows.group_by("side", *_KEYS, "comm_bytes").agg(pl.col("place").min()).sort("place")
-    schema = {**{key: rows.schema[key] for key in _KEYS}, "first": pl.Int64, "second": pl.Int64}
-    pairs = pl.DataFrame(_pairs(sizes), schema=schema, orient="row")
+    pairs = pl.DataFrame(_pairs(sizes), schema=_PAIR, orient="row")
     for other, mine, at in (("first", "second", 1), ("second", "first", 0)):
         known = pairs.select(*_KEYS, pl.col(other).alias(f"{other}_bytes"), comm_bytes=mine, side=pl.lit(at, pl.Int64))
         known = known.with_columns(pl.lit(value=True).alias(f"has_{other}"))
@@ -43,8 +45,8 @@ def collective_differences(sides: tuple[Side, Side], runs: tuple[MergedRun, Merg
     cells = rows.unpivot(
         index=["side", "at", *_KEYS, "comm_bytes", "first_bytes"], on=[*PARTS], variable_name="part", value_name="ns"
     ).filter(pl.col("ns").is_not_null())
-    known_on = cells.group_by("part").agg(pl.col("side").n_unique()).filter((pl.col("side") == 2) | (pl.col("part") == "time"))
-    cells = cells.filter(pl.col("part").is_in(known_on["part"].implode())).with_columns(count=pl.lit(1, pl.Int64))
+    is_known = (pl.col("part") == "time") | (pl.col("side").n_unique().over("part") == len(sides))
+    cells = cells.filter(is_known).with_columns(count=pl.lit(1, pl.Int64))
     found = measured(cells, ["part", *_KEYS, "comm_bytes", "first_bytes"], scale)
     is_other = pl.col("first_bytes").ne_missing(pl.col("comm_bytes"))
     status = (
@@ -59,7 +61,7 @@ def collective_differences(sides: tuple[Side, Side], runs: tuple[MergedRun, Merg
 
 def _operations(side: Side, run: MergedRun, at: int) -> pl.DataFrame:
     rows = side.trace.communication.join(side.places, on=["window", "step"], nulls_equal=True, validate="m:1")
-    times = {"rank": pl.Int64, "node_id": pl.Int64, "num_ranks": pl.Int64, "wait_ns": pl.Int64, "transfer_ns": pl.Int64}
+    times = pl.Schema(dict.fromkeys(("rank", "node_id", "num_ranks", "wait_ns", "transfer_ns"), pl.Int64()))
     table = run.collectives
     known = pl.DataFrame(schema=times) if table is None else table.select(*times).cast(times)
     mine = known.filter(pl.col("rank") == side.trace.rank).unique("node_id", keep="first")

@@ -96,13 +96,12 @@ def compare_recorded(first: Ranks, second: Ranks, runs: tuple[MergedRun, MergedR
         first, second: merged ranks of A and of B.
         runs: their tables across ranks.
     """
-    nothing = pl.DataFrame(schema={column.name: column.dtype for column in RANKS})
     pairs, notes = _same_ranks(first, second)
     steps = {rank: (whole_steps(first[other]), whole_steps(second[rank])) for rank, other in pairs.items()}
     refused = {rank: why for rank, both in steps.items() if (why := _refusal(both))}
     if not pairs or len(refused) == len(pairs):
         why = next(iter(refused.values()), "the runs have no rank in common")
-        return RunDifference(nothing, None, None, tuple(notes), why)
+        return not_compared(why, notes)
     notes += [f"rank {rank} is left out: {why}" for rank, why in refused.items()]
     chosen = {rank: _common(steps[rank]) for rank in pairs if rank not in refused}
     notes += _notes_on_steps(chosen)
@@ -115,6 +114,12 @@ def compare_recorded(first: Ranks, second: Ranks, runs: tuple[MergedRun, MergedR
         for rank in dict.fromkeys((worst, median))
     }
     return RunDifference(table, full[worst], full[median] if median != worst else None, tuple(notes))
+
+
+def not_compared(reason: str, notes: Sequence[str] = ()) -> RunDifference:
+    """Two runs whose recorded steps cannot be compared."""
+    nothing = pl.DataFrame(schema={column.name: column.dtype for column in RANKS})
+    return RunDifference(nothing, None, None, tuple(notes), reason)
 
 
 def _same_ranks(first: Ranks, second: Ranks) -> tuple[dict[int, int], list[str]]:

@@ -5,8 +5,8 @@ import polars as pl
 
 from chakra_capture.analysis.activities import device_activities
 from chakra_capture.analysis.trace_diff.measure import COLUMNS, Scale, measured
-from chakra_capture.analysis.trace_diff.side import Side
 from chakra_capture.analysis.trace_diff.siblings import Sibling, pair_siblings
+from chakra_capture.analysis.trace_diff.side import Side
 from chakra_capture.analysis.trace_diff.structure import ROOT, Structure
 from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.schema import KINDS, Column
@@ -23,6 +23,8 @@ SCHEMA = (
     *_COLUMNS,
 )
 
+_PAIR = {"node": pl.Int64, "kind": pl.String, "first": pl.String, "second": pl.String}
+
 
 def kernel_differences(sides: tuple[Side, Side], structure: Structure, scale: Scale) -> pl.DataFrame | None:
     """Compare the device activities that the steps launched; None where a side has measured none."""
@@ -30,10 +32,12 @@ def kernel_differences(sides: tuple[Side, Side], structure: Structure, scale: Sc
         return None
     rows = pl.concat([_launched(side, structure.of_rows[at], at) for at, side in enumerate(sides)])
     names = rows.group_by("side", "node", "kind", "name").agg(pl.col("place").min())
-    pairs = pl.DataFrame(_pairs(names), schema={"node": pl.Int64, "kind": pl.String, "first": pl.String, "second": pl.String}, orient="row")
+    pairs = pl.DataFrame(_pairs(names), schema=_PAIR, orient="row")
     keys = ["node", "kind", "name"]
     for other, mine, at in (("first", "second", 1), ("second", "first", 0)):
-        known = pairs.select("node", "kind", pl.col(mine).alias("name"), pl.col(other).alias(f"{other}_name"), side=pl.lit(at, pl.Int64))
+        known = pairs.select(
+            "node", "kind", pl.col(mine).alias("name"), pl.col(other).alias(f"{other}_name"), side=pl.lit(at, pl.Int64)
+        )
         rows = rows.join(known, on=[*keys, "side"], how="left", validate="m:1")
     rows = rows.with_columns(first_name=pl.coalesce("first_name", "name"), name=pl.coalesce("second_name", "name"))
     found = measured(rows.with_columns(count=pl.lit(1, pl.Int64)), ["kind", "name", "first_name"], scale)

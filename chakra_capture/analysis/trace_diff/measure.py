@@ -25,8 +25,8 @@ _CONFIDENCE = 0.95
 COLUMNS = (
     Column("difference_ns", pl.Float64, "mean of a step of B less that of A", "ns"),
     Column("share", pl.Float64, "difference as a part of the difference of the step; null where that is 0"),
-    Column("change", pl.Enum(CHANGES), "slower or faster: by more than its band and 3 % (of B or A, the larger), and at "
-           f"least 0.1 % of a step; not_judged: a side has fewer than {FEWEST_STEPS} steps"),
+    Column("change", pl.Enum(CHANGES), "slower or faster: by more than its band, 3 % (of B or A, the larger) and "
+           f"0.1 % of a step; not_judged: a side has fewer than {FEWEST_STEPS} steps"),
     Column("band_ns", pl.Float64, "what the difference may be by chance, by the spread from step to step of both sides "
            "(Student's t, 95 % for all rows of the table together); null like not_judged", "ns"),
     Column("calls_ns", pl.Float64, "part of the difference because there are more calls, or fewer", "ns"),
@@ -94,11 +94,12 @@ def measured(cells: pl.DataFrame, keys: Sequence[str], scale: Scale) -> pl.DataF
         sums[1], on=keys, how="full", nulls_equal=True, coalesce=True, validate="1:1", suffix="_of_second"
     )
     names = {"first": "", "second": "_of_second"}
-    counted = ("count", "seen", "total_ns")
-    table = table.with_columns(
-        [pl.col(f"{name}{suffix}").fill_null(0).alias(f"{side}_{name}") for side, suffix in names.items() for name in counted]
-        + [pl.col(f"error{suffix}").fill_null(0.0).alias(f"{side}_error") for side, suffix in names.items()]
-    )
+    filled = [
+        pl.col(f"{name}{suffix}").fill_null(0).alias(f"{side}_{name}")
+        for side, suffix in names.items()
+        for name in ("count", "seen", "total_ns", "error")
+    ]
+    table = table.with_columns(filled)
     return _told(table, keys, scale)
 
 
@@ -106,9 +107,7 @@ def _sums(cells: pl.DataFrame, keys: Sequence[str], num_steps: int) -> pl.DataFr
     """Sums over the steps of one side, and the squared standard error of the mean; a step without a row has 0."""
     mean = pl.col("total_ns") / num_steps
     steps = cells.group_by(*keys, "at").agg(pl.col("ns").sum(), pl.col("count").sum())
-    sums = steps.group_by(keys).agg(
-        pl.col("count").sum(), seen=pl.len().cast(pl.Int64), total_ns=pl.col("ns").sum()
-    )
+    sums = steps.group_by(keys).agg(pl.col("count").sum(), seen=pl.len().cast(pl.Int64), total_ns=pl.col("ns").sum())
     spread = (
         steps.join(sums.select(*keys, "total_ns", "seen"), on=keys, nulls_equal=True, validate="m:1")
         .group_by(keys)

@@ -29,7 +29,7 @@ SCHEMA = (
     Column("status", pl.Enum(STATUSES), "matched; new, gone: of one side alone; of what stands in the same place: "
            "renamed, reshaped (other input shapes), moved (to another phase)"),
     Column("phase", pl.String, "phase that the loop is in; null: in none that is known"),
-    Column("name", pl.String, "op, with all inside that is no row of its own; or annotation, alone: Python between ops"),
+    Column("name", pl.String, "op, with all inside that has no row of its own; annotation: Python in it"),
     Column("kind", pl.String, "host_op, runtime, annotation; step: what is outside of any"),
     Column("parents", _LIST, "annotations and ops around it, the outermost first"),
     Column("input_shapes", pl.String, "JSON; null: not recorded on both sides, or of no op"),
@@ -59,11 +59,13 @@ def op_differences(sides: tuple[Side, Side], structure: Structure, scale: Scale)
     nodes = structure.nodes
     unit = np.array(_units(nodes), dtype=np.int64)
     labels, label_of = _labels(nodes, np.unique(unit).tolist())
-    cells = [_cells(side, structure.of_rows[at], unit).with_columns(side=pl.lit(at, pl.Int64)) for at, side in enumerate(sides)]
+    cells = [_cells(side, structure.of_rows[at], at, unit) for at, side in enumerate(sides)]
     table = _with_phases(pl.concat(cells)).with_columns(label=pl.lit(label_of).gather(pl.col("unit")))
     own = pl.concat([_own_times(side, structure.of_rows[at], at) for at, side in enumerate(sides)])
     found = measured(table, ["label", "phase", "first_phase"], scale)
-    found = found.join(_mostly(own, nodes, unit, label_of, scale), on="label", how="left", validate="m:1", maintain_order="left")
+    found = found.join(
+        _mostly(own, nodes, unit, label_of, scale), on="label", how="left", validate="m:1", maintain_order="left"
+    )
     return _named(found, labels)
 
 
@@ -104,7 +106,7 @@ def _labels(nodes: Nodes, units: Sequence[int]) -> tuple[list[_Label], pl.Series
     return list(numbers), pl.Series(of_node, dtype=pl.Int64)
 
 
-def _cells(side: Side, node: Int64, unit: Int64) -> pl.DataFrame:
+def _cells(side: Side, node: Int64, at: int, unit: Int64) -> pl.DataFrame:
     """Time and calls of one side by step, phase and unit."""
     times = side.times.with_columns(unit=pl.Series(unit[_nodes_of(side, node)]))
     times = times.group_by("at", "phase", "unit").agg(pl.col("ns").sum())
@@ -112,19 +114,20 @@ def _cells(side: Side, node: Int64, unit: Int64) -> pl.DataFrame:
     calls = side.rows.select("at", phase="begin_phase").with_columns(unit=pl.Series(node)).filter(pl.Series(is_own))
     calls = calls.group_by("at", "phase", "unit").agg(count=pl.len().cast(pl.Int64))
     outside = times.filter(unit=ROOT).select("at", "phase", "unit", count=pl.lit(1, pl.Int64))
-    both = times.join(pl.concat([calls, outside]), on=["at", "phase", "unit"], how="full", coalesce=True, validate="1:1")
-    return both.select("at", "phase", "unit", pl.col("ns").fill_null(0), pl.col("count").fill_null(0))
+    both = times.join(
+        pl.concat([calls, outside]), on=["at", "phase", "unit"], how="full", coalesce=True, validate="1:1"
+    )
+    both = both.select("at", "phase", "unit", pl.col("ns").fill_null(0), pl.col("count").fill_null(0))
+    return both.with_columns(side=pl.lit(at, pl.Int64))
 
 
 def _nodes_of(side: Side, node: Int64) -> Int64:
-    return np.append(node, ROOT)[side.times["row"].to_numpy()]
+    return np.asarray(np.append(node, ROOT)[side.times["row"].to_numpy()])
 
 
 def _with_phases(cells: pl.DataFrame) -> pl.DataFrame:
     """Tell each cell the phase of B and of A: the same, unless a unit is in one phase there and in another one here."""
-    found = cells.group_by("unit", "phase").agg(
-        first=(pl.col("side") == 0).any(), second=(pl.col("side") == 1).any()
-    )
+    found = cells.group_by("unit", "phase").agg(first=(pl.col("side") == 0).any(), second=(pl.col("side") == 1).any())
     alone = [found.filter(pl.col(mine), ~pl.col(other)) for mine, other in (("first", "second"), ("second", "first"))]
     # Of a unit with several phases of its own on a side nothing says which is which.
     single = [each.filter(pl.len().over("unit") == 1).select("unit", "phase") for each in alone]
@@ -174,20 +177,16 @@ def _named(found: pl.DataFrame, labels: list[_Label]) -> pl.DataFrame:
     ).iter_rows():
         each = labels[label]
         status = _status(each, is_moved=phase != first_phase, first=first, second=second)
-        names, parents, shapes = (_where_other(pair) for pair in (each.names, each.parents, each.shapes))
+        is_same = [pair[0] == pair[1] for pair in (each.names, each.parents, each.shapes)]
         rows.append(
             (status, PHASES[phase], each.names[1], each.kind, list(each.parents[1]), each.shapes[1],
-             PHASES[first_phase] if phase != first_phase else None, names, None if parents is None else list(parents),
-             shapes)
+             PHASES[first_phase] if phase != first_phase else None, None if is_same[0] else each.names[0],
+             None if is_same[1] else list(each.parents[0]), None if is_same[2] else each.shapes[0])
         )  # fmt: skip
     keys = pl.DataFrame(rows, schema={column.name: column.dtype for column in SCHEMA[:10]}, orient="row")
     return pl.concat([keys, found.drop("label", "phase", "first_phase")], how="horizontal").select(
         pl.col(column.name).cast(column.dtype) for column in SCHEMA
     )
-
-
-def _where_other(pair: tuple[object, object]) -> object:
-    return pair[0] if pair[0] != pair[1] else None
 
 
 def _status(label: _Label, *, is_moved: bool, first: int, second: int) -> str:

@@ -1,4 +1,4 @@
-"""One side of a comparison: the steps of a rank that count, the rows on the loop's timeline, and whose time is whose."""
+"""One side of a comparison: the steps of a rank that count, the calls in them, and whose time is whose."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,8 +29,9 @@ class Side:
         steps: their numbers; None for a window that marks none.
         durations: of the steps, ns.
         rows: calls that start in them, outermost first: ``node_id``, ``kind``, ``name``, ``input_shapes``, ``phase``
-            (place in ``PHASES``, as merge labels it), ``begin_phase`` (that the loop is in then), ``at`` (which step), ``is_loop`` (on the loop's thread), ``is_mark`` (only marks a
-            step or a phase of it), ``parent`` (a row, -1 for none).
+            (place in ``PHASES``, as merge labels it), ``begin_phase`` (that the loop is in then), ``at`` (which step),
+            ``is_loop`` (on the loop's thread), ``is_mark`` (only marks a step or a phase of it), ``parent`` (a row,
+            -1 for none).
         times: ``at``, ``phase``, ``row`` and ``ns``; see ``timeline``.
         windows: what was read.
     """
@@ -73,7 +74,8 @@ def read_side(trace: MergedTrace, steps: Sequence[int | None]) -> Side:
     marked = [_with_steps(each, steps) for each in loop_windows(trace)]
     windows = [each for each in marked if each.steps.height] if marked else _unmarked(trace)
     shapes = trace.some_of_nodes("node_id", "input_shapes").filter(pl.col("input_shapes").is_not_null())
-    rows, times, durations, numbers = [pl.DataFrame(schema=_ROWS)], [pl.DataFrame(schema=SCHEMA)], [], []
+    rows, times, durations = [pl.DataFrame(schema=_ROWS)], [pl.DataFrame(schema=SCHEMA)], []
+    numbers: list[int | None] = []
     for window in windows:
         num_rows, num_steps = sum(each.height for each in rows), len(numbers)
         mine, own = _of_window(window)

@@ -11,12 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
-from chakra_capture.analysis.trace_diff.side import Side
 from chakra_capture.analysis.trace_diff.siblings import Sibling, pair_siblings
+from chakra_capture.analysis.trace_diff.side import Side
 from chakra_capture.trace.columns import Bool, Int64
 
+Float = npt.NDArray[np.float64]
 ROOT = 0
 # This call of one parent and all later ones are one node.
 _MOST_CALLS = 256
@@ -147,8 +149,7 @@ def _levels(up: Int64) -> Iterator[Int64]:
         depth += around >= 0
         around = np.where(around >= 0, up[around], -1)
     order = np.argsort(depth, kind="stable")
-    for level in np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(up) else ():
-        yield level
+    yield from np.split(order, np.cumsum(np.bincount(depth))[:-1]) if len(up) else ()
 
 
 class _Inside:
@@ -181,7 +182,7 @@ class _Level:
 
     parent: Int64
     row: tuple[Int64, Int64]
-    place: tuple["np.typing.NDArray[np.float64]", "np.typing.NDArray[np.float64]"]
+    place: tuple[Float, Float]
 
 
 def _add_level(calls: _Calls, nodes: Nodes, node: Int64, rows: Int64, up: Int64, inside: _Inside) -> None:
