@@ -18,7 +18,7 @@ from chakra_capture.cli.output import (
     print_json,
     shortened,
 )
-from chakra_capture.cli.recorded_steps import compare_recorded_steps, has_traces, print_recorded_steps
+from chakra_capture.cli.recorded_steps import compare_recorded_steps, print_recorded_steps
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
@@ -105,9 +105,10 @@ def compare(
     sides = _sides(first, second, runs, vs)
     if max_regression is not None and not 0 <= max_regression < float("inf"):
         raise UsageError(f"--max-regression {max_regression} is no percentage. Give 0 or more.")
-    result = compare_sides(*([_read(path, phases_only=phases_only) for path in side] for side in sides))
+    read = [[(path, _read(path)) for path in side] for side in sides]
     is_pair = all(len(side) == 1 for side in sides)
     recorded = compare_recorded_steps(sides[0][0], sides[1][0]) if is_pair and not phases_only else None
+    result = compare_sides(*([run or _without_phases(path, recorded) for path, run in side] for side in read))
     if output is not None:
         _write(output, result, recorded)
     if json:
@@ -133,8 +134,20 @@ def _content(result: "Comparison", recorded: "RunDifference | None") -> dict[str
     return {**result.as_json(), "recorded_steps": None if recorded is None else recorded.as_json()}
 
 
-def _read(path: Path, *, phases_only: bool) -> "RunSteps":
-    from chakra_capture.analysis.compare import RunSteps, run_steps
+def _without_phases(path: Path, recorded: "RunDifference | None") -> "RunSteps":
+    """A run of which only recorded steps can be compared."""
+    from chakra_capture.analysis.compare import RunSteps
+
+    if recorded is None or recorded.worst is None:
+        raise TraceFileError(
+            f"{path} has no step phases to compare. Record with phases on (the default), or give final_summary.json."
+        )
+    return RunSteps(str(path), {}, incomplete="it recorded no phases of its steps")
+
+
+def _read(path: Path) -> "RunSteps | None":
+    """What the phases of a run say; None where it has none."""
+    from chakra_capture.analysis.compare import run_steps
     from chakra_capture.trace.discovery import find_run
     from chakra_capture.trace.phase_records import read_phases
 
@@ -143,12 +156,8 @@ def _read(path: Path, *, phases_only: bool) -> "RunSteps":
     if (path / layout.SUMMARY_FILE).is_file() and not list(path.glob(f"*_{layout.PHASES_FOLDER}")):
         return _of_summary(path / layout.SUMMARY_FILE)
     run = find_run(path)
-    if not run.phase_files and has_traces(run) and not phases_only:
-        return RunSteps(str(path), {}, incomplete="it recorded no phases of its steps")
     if not run.phase_files:
-        raise TraceFileError(
-            f"{path} has no step phases to compare. Record with phases on (the default), or give final_summary.json."
-        )
+        return None
     records = {rank: read_phases(file) for rank, file in run.phase_files.items()}
     sizes = [each.world_size for each in run.manifests.values()] + [each.world_size for each in records.values()]
     return run_steps(str(path), records, max((size for size in sizes if size), default=None), run.why_failed)

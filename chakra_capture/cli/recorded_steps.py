@@ -1,6 +1,7 @@
 """The section of ``compare`` on recorded steps: which calls make the difference, and what is new, gone or renamed."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
@@ -39,16 +40,18 @@ def compare_recorded_steps(first: Path, second: Path) -> "RunDifference | None":
     runs = find_run(first), find_run(second)
     if not all(has_traces(run) for run in runs):
         return None
+    failures: list[str] = []
     try:
         for run in runs:
-            merge_stale(run)
+            merge_stale(run, failures.append)
         with status("comparing the recorded steps"):
             ranks = [{rank: MergedTrace(rank, path) for rank, path in run.merged_ranks.items()} for run in runs]
             tables = MergedRun(runs[0].merged_dir), MergedRun(runs[1].merged_dir)
-            return compare_recorded(ranks[0], ranks[1], tables)
+            found = compare_recorded(ranks[0], ranks[1], tables)
     except ChakraCaptureError as error:
         # What the phases of all steps say holds without the traces.
-        return not_compared(str(error))
+        return not_compared(str(error), failures)
+    return replace(found, notes=(*dict.fromkeys(failures), *found.notes))
 
 
 def print_recorded_steps(out: "Console", found: "RunDifference") -> None:
@@ -56,6 +59,8 @@ def print_recorded_steps(out: "Console", found: "RunDifference") -> None:
     out.print()
     if found.worst is None:
         out.print(plain(f"Recorded steps are not compared: {found.reason}"), soft_wrap=True)
+        for note in found.notes:
+            out.print(plain(f"note: {note}"), soft_wrap=True)
         return
     out.print("Recorded steps (under the profiler, which slows small ops: read as shares)", style="bold")
     _print_ranks(out, found)

@@ -84,7 +84,7 @@ def stretches(tracks: Tracks, segments: Segments, *, low: Int64, high: Int64, is
         {"at": at, "phase": phases_at(segments, begin), "row": _holders(tracks, begin, ns, is_op), "ns": ns},
         schema=SCHEMA,
     )
-    return table.group_by("at", "phase", "row").agg(pl.col("ns").sum()).sort("at", "phase", "row")
+    return table.group_by("at", "phase", "row").agg(pl.col("ns").sum())
 
 
 def phases_at(segments: Segments, times: Int64) -> Int64:
