@@ -106,11 +106,14 @@ def measured(cells: pl.DataFrame, keys: Sequence[str], scale: Scale) -> pl.DataF
 def _sums(cells: pl.DataFrame, keys: Sequence[str], num_steps: int) -> pl.DataFrame:
     """Sums over the steps of one side, and the squared standard error of the mean; a step without a row has 0."""
     mean = pl.col("total_ns") / num_steps
-    steps = cells.group_by(*keys, "at").agg(pl.col("ns").sum(), pl.col("count").sum())
+    # In one order: the sum of squares is of floats.
+    steps = cells.group_by(*keys, "at").agg(pl.col("ns").sum(), pl.col("count").sum()).sort(*keys, "at")
     sums = steps.group_by(keys).agg(pl.col("count").sum(), seen=pl.len().cast(pl.Int64), total_ns=pl.col("ns").sum())
     spread = (
-        steps.join(sums.select(*keys, "total_ns", "seen"), on=keys, nulls_equal=True, validate="m:1")
-        .group_by(keys)
+        steps.join(
+            sums.select(*keys, "total_ns", "seen"), on=keys, nulls_equal=True, validate="m:1", maintain_order="left"
+        )
+        .group_by(keys, maintain_order=True)
         .agg(((pl.col("ns") - mean) ** 2).sum() + (num_steps - pl.col("seen").first()) * mean.first() ** 2)
         .rename({"ns": "error"})
     )

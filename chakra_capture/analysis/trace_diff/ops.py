@@ -33,7 +33,7 @@ SCHEMA = (
     Column("kind", pl.String, "host_op, runtime, annotation; step: what is outside of any"),
     Column("parents", _LIST, "annotations and ops around it, the outermost first"),
     Column("input_shapes", pl.String, "JSON; null: not recorded on both sides, or of no op"),
-    Column("first_phase", pl.String, "phase of A, where it is another"),
+    Column("first_phase", pl.String, "the same of A; another than phase where it is moved"),
     Column("first_name", pl.String, "name of A, where it is another; null: the same"),
     Column("first_parents", _LIST, "parents of A, where they are others; null: the same"),
     Column("first_shapes", pl.String, "input shapes of A, where they are others"),
@@ -180,7 +180,7 @@ def _named(found: pl.DataFrame, labels: list[_Label]) -> pl.DataFrame:
         is_same = [pair[0] == pair[1] for pair in (each.names, each.parents, each.shapes)]
         rows.append(
             (status, PHASES[phase], each.names[1], each.kind, list(each.parents[1]), each.shapes[1],
-             PHASES[first_phase] if phase != first_phase else None, None if is_same[0] else each.names[0],
+             PHASES[first_phase], None if is_same[0] else each.names[0],
              None if is_same[1] else list(each.parents[0]), None if is_same[2] else each.shapes[0])
         )  # fmt: skip
     keys = pl.DataFrame(rows, schema={column.name: column.dtype for column in SCHEMA[:10]}, orient="row")
