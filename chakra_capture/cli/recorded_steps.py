@@ -132,11 +132,10 @@ def _print_rows(out: "Console", head: str, rows: list[dict[str, Any]], names: li
 def _print_causes(out: "Console", each: "RankDifference") -> None:
     """The calls that differ most, and all others together: the sum is the difference."""
     table = each.tables["ops"]
-    changed = table.filter(table["change"].is_in(["slower", "faster"])) if each.scale.is_judged else table
-    rows = list(changed.filter(changed["exact_difference"] != 0).head(_MOST_CAUSES).iter_rows(named=True))
+    rows = list(table.filter(table["exact_difference"] != 0).head(_MOST_CAUSES).iter_rows(named=True))
     out.print()
     if not rows:
-        out.print("No call differs" + (" by more than noise" if each.scale.is_judged else ""))
+        out.print("No call differs")
         return
     out.print("What the difference consists of")
     total = each.scale.exact_difference
@@ -147,17 +146,20 @@ def _print_causes(out: "Console", each: "RankDifference") -> None:
     shares = [*(_share(row) for row in rows), percent_of(rest, total)]
     calls = [*(_calls(row, each.scale.num_steps) for row in rows), ""]
     phases = [*(row["phase"] or "-" for row in rows), ""]
-    cells = [times, shares, calls, phases, [plain(name) for name in names]]
+    changes = [*(_WORDS[row["change"]] for row in rows), ""]
+    cells = [times, shares, changes, calls, phases, [plain(name) for name in names]]
     print_cells(
         out,
-        ["difference", "share", "calls", "phase", "call"],
+        ["difference", "share", "", "calls", "phase", "call"],
         cells,
-        [True, True, True, False, False],
+        [True, True, False, True, False, False],
         others="--json shows them",
     )
     if not each.scale.is_judged:
         seen = " and ".join(str(number) for number in each.scale.num_steps)
         out.print(f"seen in {seen} steps: too few to tell a change from chance")
+    elif not table["change"].is_in(["slower", "faster"]).any():
+        out.print("no call differs by more than noise")
 
 
 def _cause(row: dict[str, Any]) -> str:
