@@ -141,7 +141,7 @@ def _print_causes(out: "Console", each: "RankDifference") -> None:
     total = each.scale.exact_difference
     rest = total - sum(row["exact_difference"] for row in rows)
     others = each.scale.difference_ns - sum(row["difference_ns"] for row in rows)
-    names = [*(_cause(row) for row in rows), "all others together"]
+    names = [*(_short(row) for row in rows), "all others together"]
     times = [*(_signed(row["difference_ns"]) for row in rows), _signed(others)]
     shares = [*(_share(row) for row in rows), percent_of(rest, total)]
     calls = [*(_calls(row, each.scale.num_steps) for row in rows), ""]
@@ -162,17 +162,23 @@ def _print_causes(out: "Console", each: "RankDifference") -> None:
         out.print("no call differs by more than noise")
 
 
-def _cause(row: dict[str, Any]) -> str:
-    name = row["name"]
-    if row["status"] in ("new", "gone"):
-        name = f"{row['status']}: {name}"
-    elif row["status"] == "renamed":
-        name = f"{name} (was {row['first_name']})"
-    elif row["status"] == "reshaped":
-        name = f"{name} {row['input_shapes']} (was {row['first_shapes']})"
-    elif row["input_shapes"]:
-        name = f"{name} {row['input_shapes']}"
-    return f"{name}, mostly {row['mostly']}" if row["mostly"] and row["status"] == "matched" else name
+def _short(row: dict[str, Any]) -> str:
+    """A call in few words; what it was is told below."""
+    if row["status"] != "matched":
+        return f"{row['status']}: {row['name']}"
+    name = f"{row['name']} {row['input_shapes']}" if row["input_shapes"] else row["name"]
+    return f"{name}, mostly {row['mostly']}" if row["mostly"] else name
+
+
+def _full(row: dict[str, Any]) -> str:
+    """What a call is, and what it was."""
+    if row["status"] == "renamed":
+        return f"{row['name']} (was {row['first_name']})"
+    if row["status"] == "reshaped":
+        return f"{row['name']} {row['input_shapes']} (was {row['first_shapes']})"
+    if row["status"] == "moved":
+        return f"{row['name']} from {row['first_phase'] or 'no phase'} to {row['phase'] or 'no phase'}"
+    return str(row["name"])
 
 
 def _calls(row: dict[str, Any], num_steps: tuple[int, int]) -> str:
@@ -202,13 +208,7 @@ def _others(each: "RankDifference") -> Iterator[str]:
         ]
         if all(in_all):
             where = f" in {row['parents'][-1]}" if row["parents"] else ""
-            change = f"from {row['first_phase'] or 'no phase'} to {row['phase'] or 'no phase'}"
-            name = (
-                f"{row['name']} {change}"
-                if row["status"] == "moved"
-                else _cause(row).removeprefix(f"{row['status']}: ")
-            )
-            yield f"  {row['status']:<8}  {_signed(row['difference_ns']):>9}  {name}{where}"
+            yield f"  {row['status']:<8}  {_signed(row['difference_ns']):>9}  {_full(row)}{where}"
 
 
 def _print_table(out: "Console", each: "RankDifference", name: str, title: str) -> None:

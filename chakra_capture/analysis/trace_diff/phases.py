@@ -2,7 +2,6 @@
 
 import polars as pl
 
-from chakra_capture.analysis.phase_times import phase_times
 from chakra_capture.analysis.trace_diff.measure import COLUMNS, Scale, measured
 from chakra_capture.analysis.trace_diff.side import Side
 from chakra_capture.trace.schema import Column
@@ -33,8 +32,7 @@ def phase_differences(sides: tuple[Side, Side], scale: Scale) -> pl.DataFrame:
 
 
 def _cells(side: Side) -> pl.DataFrame:
-    times = phase_times(side.trace, windows=side.windows)
-    times = times.join(side.places, on=["window", "step"], how="left", nulls_equal=True, validate="m:1")
+    times = side.phases.join(side.places, on=["window", "step"], how="left", nulls_equal=True, validate="m:1")
     parts = times.select("at", "phase", *(pl.col(column).alias(part) for part, column in PARTS.items()))
     cells = parts.unpivot(index=["at", "phase"], on=[*PARTS], variable_name="part", value_name="ns")
     # Null is not measured, 0 is no time.

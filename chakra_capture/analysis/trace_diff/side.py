@@ -7,6 +7,7 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.analysis.loop import PHASES, LoopWindow, Segments, is_step, loop_windows
+from chakra_capture.analysis.phase_times import phase_times
 from chakra_capture.analysis.trace_diff.timeline import NONE, SCHEMA, Tracks, phases_at, stretches, track
 from chakra_capture.annotations import BACKWARD
 from chakra_capture.merge.nest import nest
@@ -33,7 +34,8 @@ class Side:
             ``is_loop`` (on the loop's thread), ``is_mark`` (only marks a step or a phase of it), ``parent`` (a row,
             -1 for none).
         times: ``at``, ``phase``, ``row`` and ``ns``; see ``timeline``.
-        windows: what was read.
+        phases: of the steps, as ``phase_times`` gives them.
+        places: ``window`` and ``step`` of each step, and ``at``, its number here.
     """
 
     trace: MergedTrace
@@ -41,17 +43,12 @@ class Side:
     durations: Int64
     rows: pl.DataFrame
     times: pl.DataFrame
-    windows: tuple[LoopWindow, ...]
+    phases: pl.DataFrame
+    places: pl.DataFrame
 
     @property
     def num_steps(self) -> int:
         return len(self.steps)
-
-    @property
-    def places(self) -> pl.DataFrame:
-        """``window`` and ``step`` of each step, and ``at``, its number here."""
-        steps = pl.concat([window.steps.select("window", "step") for window in self.windows])
-        return steps.with_row_index("at").with_columns(pl.col("at").cast(pl.Int64))
 
     @property
     def total_ns(self) -> int:
@@ -87,7 +84,16 @@ def read_side(trace: MergedTrace, steps: Sequence[int | None]) -> Side:
         durations.append(window.high - window.low)
         numbers += window.steps["step"].to_list()
     spans = np.concatenate([np.zeros(0, dtype=np.int64), *durations])
-    return Side(trace, tuple(numbers), spans, pl.concat(rows), pl.concat(times), tuple(windows))
+    places = pl.concat([window.steps.select("window", "step") for window in windows]).with_row_index("at")
+    return Side(
+        trace=trace,
+        steps=tuple(numbers),
+        durations=spans,
+        rows=pl.concat(rows),
+        times=pl.concat(times),
+        phases=phase_times(trace, windows=windows),
+        places=places.with_columns(pl.col("at").cast(pl.Int64)),
+    )
 
 
 def _with_steps(window: LoopWindow, steps: Sequence[int | None]) -> LoopWindow:
