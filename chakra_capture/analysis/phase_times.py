@@ -108,12 +108,14 @@ def _add_wall(times: _Times, loop: LoopWindow) -> None:
 
 def _add_cpu(times: _Times, loop: LoopWindow) -> None:
     nodes, number = loop.nodes, {step: at for at, step in enumerate(loop.steps["step"].to_list())}
-    launching = nodes.filter(pl.col("launch_id").is_not_null())["launch_id"].unique()
+    launching = nodes["launch_id"].drop_nulls().unique()
     on_cpu = ~pl.col("kind").is_in([*_ON_DEVICE, "device_annotation", "sync", "overhead"])
     sums = (
-        nodes.filter(on_cpu & pl.col("step").is_in(list(number)) & ~is_step())
+        nodes.lazy()  # of these rows, most of the table, the columns that are needed alone
+        .filter(on_cpu & pl.col("step").is_in(list(number)) & ~is_step())
         .group_by("step", "phase")
         .agg(pl.col("self_dur_ns").sum(), pl.col("node_id").is_in(launching.implode()).sum().alias("launches"))
+        .collect()
     )
     for step, phase, self_ns, launches in sums.iter_rows():
         own = times[number[step], phase]

@@ -15,9 +15,10 @@ from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedTrace
 
 # Rows that time is told to; Python functions are not among them, so that runs with and without stacks compare.
-_KINDS = ("host_op", "annotation", "runtime")
-_ROWS = {
-    "node_id": pl.Int64, "kind": pl.String, "name": pl.String, "input_shapes": pl.String, "phase": pl.Int64,
+KINDS = ("host_op", "annotation", "runtime")
+_KIND = pl.Enum(KINDS)
+_ROWS: dict[str, pl.DataType | type[pl.DataType]] = {
+    "node_id": pl.Int64, "kind": _KIND, "name": pl.String, "input_shapes": pl.String, "phase": pl.Int64,
     "begin_phase": pl.Int64, "at": pl.Int64, "is_loop": pl.Boolean, "is_mark": pl.Boolean, "parent": pl.Int64,
 }  # fmt: skip
 
@@ -29,10 +30,11 @@ class Side:
     Attributes:
         steps: their numbers; None for a window that marks none.
         durations: of the steps, ns.
-        rows: calls that start in them, outermost first: ``node_id``, ``kind``, ``name``, ``input_shapes``, ``phase``
+        rows: calls that start in them, outermost first: ``node_id``, ``kind``, ``token``, ``phase``
             (place in ``PHASES``, as merge labels it), ``begin_phase`` (that the loop is in then), ``at`` (which step),
             ``is_loop`` (on the loop's thread), ``is_mark`` (only marks a step or a phase of it), ``parent`` (a row,
             -1 for none).
+        tokens: ``name`` and ``input_shapes`` of each ``token``.
         times: ``at``, ``phase``, ``row`` and ``ns``; see ``timeline``.
         phases: of the steps, as ``phase_times`` gives them.
         places: ``window`` and ``step`` of each step, and ``at``, its number here.
@@ -42,6 +44,7 @@ class Side:
     steps: tuple[int | None, ...]
     durations: Int64
     rows: pl.DataFrame
+    tokens: pl.DataFrame
     times: pl.DataFrame
     phases: pl.DataFrame
     places: pl.DataFrame
@@ -84,16 +87,26 @@ def read_side(trace: MergedTrace, steps: Sequence[int | None]) -> Side:
         durations.append(window.high - window.low)
         numbers += window.steps["step"].to_list()
     spans = np.concatenate([np.zeros(0, dtype=np.int64), *durations])
+    own, tokens = _with_tokens(pl.concat(rows))
     places = pl.concat([window.steps.select("window", "step") for window in windows]).with_row_index("at")
     return Side(
         trace=trace,
         steps=tuple(numbers),
         durations=spans,
-        rows=pl.concat(rows),
+        rows=own,
+        tokens=tokens,
         times=pl.concat(times),
         phases=phase_times(trace, windows=windows),
         places=places.with_columns(pl.col("at").cast(pl.Int64)),
     )
+
+
+def _with_tokens(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Rows with numbers for their texts, of which there are few, and these texts."""
+    keys = ["name", "input_shapes"]
+    tokens = rows.select(keys).unique(maintain_order=True).with_row_index("token")
+    rows = rows.join(tokens, on=keys, how="left", nulls_equal=True, validate="m:1", maintain_order="left")
+    return rows.drop(keys).with_columns(pl.col("token").cast(pl.Int64)), tokens
 
 
 def _with_steps(window: LoopWindow, steps: Sequence[int | None]) -> LoopWindow:
@@ -121,8 +134,9 @@ def _unmarked(trace: MergedTrace) -> list[LoopWindow]:
 def _of_window(window: LoopWindow) -> tuple[pl.DataFrame, pl.DataFrame]:
     """The rows of one window, and whose the time of its steps is."""
     pid, tid = _loop_thread(window)
-    on_cpu = pl.col("kind").is_in(_KINDS) & pl.col("ts_ns").is_not_null() & pl.col("dur_ns").is_not_null()
-    rows = _in_steps(window.nodes.filter(on_cpu & (pl.col("pid") == pid)), window)
+    on_cpu = pl.col("kind").is_in(KINDS) & pl.col("ts_ns").is_not_null() & pl.col("dur_ns").is_not_null()
+    needed = ("node_id", "kind", "name", "phase", "collective", "tid", "ts_ns", "dur_ns")
+    rows = _in_steps(window.nodes.filter(on_cpu & (pl.col("pid") == pid)).select(needed), window)
     is_loop = pl.col("tid") == tid
     workers = rows.filter(~is_loop & (pl.col("phase") == BACKWARD))["tid"].unique()
     of_worker = ~is_loop & pl.col("tid").is_in(workers.implode())
@@ -156,8 +170,8 @@ def _in_steps(rows: pl.DataFrame, window: LoopWindow) -> pl.DataFrame:
     start = rows["ts_ns"].to_numpy()
     at = np.searchsorted(window.low, start, side="right") - 1
     inside = (at >= 0) & (start < np.append(window.high, 0)[at])
-    kind = pl.col("kind").cast(pl.String)
-    return rows.with_columns(kind, at=pl.Series(at.astype(np.int64))).filter(pl.Series(inside))
+    kind = pl.col("kind").cast(pl.String).cast(_KIND)
+    return rows.with_columns(at=pl.Series(at.astype(np.int64))).filter(pl.Series(inside)).with_columns(kind)
 
 
 def _tracks(rows: pl.DataFrame, nested: tuple[Int64, Int64, Int64, Int64]) -> Tracks:
@@ -180,7 +194,7 @@ def _loop_thread(window: LoopWindow) -> tuple[int | None, int | None]:
     marks = window.nodes.filter(pl.col("node_id").is_in(window.steps["node_id"].drop_nulls().implode()))
     if not marks.is_empty():
         return marks["pid"][0], marks["tid"][0]
-    own = window.nodes.filter(pl.col("kind").is_in(_KINDS) & pl.col("self_dur_ns").is_not_null())
+    own = window.nodes.filter(pl.col("kind").is_in(KINDS) & pl.col("self_dur_ns").is_not_null())
     busy = (
         own.group_by("pid", "tid")
         .agg((pl.col("phase") == BACKWARD).any().fill_null(False).alias("back"), pl.col("self_dur_ns").sum())

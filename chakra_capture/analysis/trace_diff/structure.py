@@ -15,7 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from chakra_capture.analysis.trace_diff.siblings import Sibling, pair_siblings
-from chakra_capture.analysis.trace_diff.side import Side
+from chakra_capture.analysis.trace_diff.side import KINDS, Side
 from chakra_capture.trace.columns import Bool, Int64
 
 Float = npt.NDArray[np.float64]
@@ -92,29 +92,33 @@ def match_sides(first: Side, second: Side) -> Structure:
 
 
 def _calls(first: Side, second: Side) -> _Calls:
-    tables = [side.rows.with_columns(side=pl.lit(at, pl.Int64)) for at, side in enumerate((first, second))]
-    recorded = [table["input_shapes"].null_count() < table.height for table in tables]
-    rows = pl.concat(tables)
-    if recorded[0] != recorded[1]:
-        rows = rows.with_columns(input_shapes=pl.lit(None, pl.String))
-    keys = ["name", "input_shapes"]
-    tokens = rows.select(keys).unique(maintain_order=True).with_row_index("token")
-    rows = rows.join(tokens, on=keys, how="left", nulls_equal=True, validate="m:1", maintain_order="left")
+    sides = (first, second)
+    rows = pl.concat(side.rows for side in sides)
+    tokens = pl.concat(side.tokens.with_columns(side=pl.lit(at)) for at, side in enumerate(sides))
+    is_known = tokens["input_shapes"].is_not_null()
+    if len(set(tokens.filter(is_known)["side"])) < len(sides):  # of one side alone they tell nothing
+        tokens = tokens.with_columns(input_shapes=pl.lit(None, pl.String))
+    # As recorded: one tool indents them.
+    tokens = tokens.with_columns(pl.col("input_shapes").str.replace_all(r"\s", ""))
+    tokens = tokens.with_columns(number=pl.struct("name", "input_shapes").rank("dense").cast(pl.Int64) - 1)
+    numbers = [
+        tokens.filter(side=at)["number"].to_numpy()[side.rows["token"].to_numpy()] for at, side in enumerate(sides)
+    ]
+    names = tokens.unique("number", keep="first").sort("number")
     parent = rows["parent"].to_numpy().copy()
-    parent[(parent >= 0) & (rows["side"] == 1).to_numpy()] += tables[0].height
-    kinds = {kind: at for at, kind in enumerate(rows["kind"].unique().sort())}
-    shapes = tokens["input_shapes"].str.replace_all(r"\s", "")  # as recorded: one tool indents them
+    after = np.arange(len(parent)) >= first.rows.height
+    parent[(parent >= 0) & after] += first.rows.height
     return _Calls(
-        side=rows["side"].to_numpy(),
-        token=rows["token"].cast(pl.Int64).to_numpy(),
+        side=after.astype(np.int64),
+        token=np.concatenate(numbers),
         phase=rows["phase"].to_numpy(),
-        kind=list(kinds),
-        kind_code=rows["kind"].replace_strict(kinds, return_dtype=pl.Int64).to_numpy(),
+        kind=list(KINDS),
+        kind_code=rows["kind"].to_physical().cast(pl.Int64).to_numpy(),
         parent=parent,
         is_mark=rows["is_mark"].to_numpy(),
         origin=rows["at"].to_numpy(),
         is_loop=rows["is_loop"].to_numpy(),
-        tokens=list(zip(tokens["name"], shapes, strict=True)),
+        tokens=list(zip(names["name"], names["input_shapes"], strict=True)),
     )
 
 
