@@ -94,25 +94,36 @@ def test_run_does_not_differ_from_itself_and_one_that_is_run_again_makes_the_sam
     assert structural(compared(runs(), runs(sleep=0))) == set()
 
 
-def test_layer_twice_as_wide_leads_as_the_same_calls_on_other_shapes(runs: Any) -> None:
-    worst = compared(runs(), runs(width=2 * WIDTH))
-    assert worst["difference_ns"] > 0
-    lead = ops(worst)[0]
-    backward = "AddmmBackward0"
-    assert lead["name"] in ("aten::linear", backward, f"autograd::engine::evaluate_function: {backward}")
-    assert lead["difference_ns"] > 0
-    reshaped = {row["name"]: row for row in ops(worst) if row["status"] == "reshaped"}
-    assert str(2 * WIDTH) in reshaped["aten::linear"]["input_shapes"]
-    assert str(2 * WIDTH) not in reshaped["aten::linear"]["first_shapes"]
+def with_lead(folder: Path, expected: Any, before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Train before and after a change until what is expected leads; gives that comparison.
+
+    On a machine that others use whatever they slow down may lead for once, not three times.
+    """
+    found = []
+    for number in range(3):
+        a, b = train(folder / f"a{number}", **before), train(folder / f"b{number}", **after)
+        worst = compared(a, b)
+        lead = ops(worst)[0]
+        found.append({name: lead[name] for name in ("status", "name", "phase", "difference_ns", "change")})
+        if lead["difference_ns"] > 0 and all(lead[name] in values for name, values in expected.items()):
+            return worst
+    pytest.fail(f"something else leads: {found}")
+
+
+def test_layer_twice_as_wide_leads_as_the_same_calls_on_other_shapes(tmp_path: Path) -> None:
+    narrow, wide = 4 * WIDTH, 8 * WIDTH
+    expected = {"name": ("aten::linear", "AddmmBackward0"), "status": ("reshaped",)}
+    worst = with_lead(tmp_path, expected, {"width": narrow}, {"width": wide})
+    linear = next(row for row in ops(worst) if row["name"] == "aten::linear" and row["status"] == "reshaped")
+    assert (str(wide) in linear["input_shapes"], str(narrow) in linear["first_shapes"]) == (True, True)
     assert not {status for status, _ in structural(worst)} & {"new", "gone"}
 
 
-def test_op_that_was_added_leads_as_new_in_forward_with_what_it_adds_to_backward(runs: Any) -> None:
-    worst = compared(runs(), runs(extra=True))
-    lead = next(row for row in ops(worst) if row["status"] == "new")
-    assert (lead["name"], lead["phase"], lead["parents"]) == ("aten::sort", "forward", [])
-    assert lead == max(ops(worst), key=lambda row: row["difference_ns"])
-    assert (lead["first_count"], lead["second_count"], lead["change"]) == (0, LAST - FIRST + 1, "slower")
+def test_op_that_was_added_leads_as_new_in_forward_with_what_it_adds_to_backward(tmp_path: Path) -> None:
+    expected = {"name": ("aten::sort",), "status": ("new",), "phase": ("forward",), "change": ("slower",)}
+    worst = with_lead(tmp_path, expected, {}, {"extra": True})
+    lead = ops(worst)[0]
+    assert (lead["parents"], lead["first_count"], lead["second_count"]) == ([], 0, LAST - FIRST + 1)
     assert lead["calls_ns"] == lead["difference_ns"]
     assert ("new", "autograd::engine::evaluate_function: SortBackward0") in structural(worst)
 
@@ -125,11 +136,10 @@ def test_module_that_was_renamed_is_not_new(runs: Any) -> None:
     assert {tuple(row["first_parents"]) for row in inside} == {("encoder",)}
 
 
-def test_loader_that_sleeps_leads_as_python_in_input_wait(runs: Any) -> None:
-    worst = compared(runs(), runs(sleep=0.1))
-    lead = ops(worst)[0]
-    assert (lead["name"], lead["phase"], lead["change"]) == ("(outside any op)", "input_wait", "slower")
-    assert lead["difference_ns"] == pytest.approx(100e6, rel=0.2)
+def test_loader_that_sleeps_leads_as_python_in_input_wait(tmp_path: Path) -> None:
+    expected = {"name": ("(outside any op)",), "phase": ("input_wait",), "change": ("slower",)}
+    worst = with_lead(tmp_path, expected, {}, {"sleep": 0.1})
+    assert ops(worst)[0]["difference_ns"] == pytest.approx(100e6, rel=0.2)
     assert structural(worst) == set()
 
 
