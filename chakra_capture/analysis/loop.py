@@ -45,7 +45,7 @@ class LoopWindow:
 def loop_windows(trace: MergedTrace) -> list[LoopWindow]:
     """The windows of a trace that have such steps, in order."""
     steps = trace.steps.filter(pl.col("step").is_not_null() & pl.col("dur_ns").is_not_null())
-    nodes = trace.some_of_nodes("window", *_NEEDED)
+    nodes = window_nodes(trace) if steps.height else trace.steps
     found = []
     for window in steps["window"].unique().sort().to_list():
         mine, rows = (table.filter(pl.col("window") == window) for table in (steps, nodes))
@@ -53,6 +53,11 @@ def loop_windows(trace: MergedTrace) -> list[LoopWindow]:
         segments = _segments(rows, mine)
         found.append(LoopWindow(window, rows, mine, segments, low, low + mine["dur_ns"].to_numpy()))
     return found
+
+
+def window_nodes(trace: MergedTrace) -> pl.DataFrame:
+    """What ``LoopWindow`` has of the rows of all windows."""
+    return trace.some_of_nodes("window", *_NEEDED)
 
 
 def _segments(nodes: pl.DataFrame, steps: pl.DataFrame) -> Segments:

@@ -115,10 +115,12 @@ def _add_cpu(times: _Times, loop: LoopWindow) -> None:
     launches[called[called >= 0]] = True
     on_cpu = ~pl.col("kind").is_in([*_ON_DEVICE, "device_annotation", "sync", "overhead"])
     sums = (
-        nodes.with_columns(launches=pl.Series(launches))
+        nodes.lazy()  # of these rows, most of the table, the columns that are needed alone
+        .with_columns(launches=pl.Series(launches))
         .filter(on_cpu & pl.col("step").is_in(list(number)) & ~is_step())
         .group_by("step", "phase")
         .agg(pl.col("self_dur_ns").sum(), pl.col("launches").sum())
+        .collect()
     )
     for step, phase, self_ns, num_launches in sums.iter_rows():
         own = times[number[step], phase]

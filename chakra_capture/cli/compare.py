@@ -18,12 +18,14 @@ from chakra_capture.cli.output import (
     print_json,
     shortened,
 )
+from chakra_capture.cli.recorded_steps import compare_recorded_steps, print_recorded_steps
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from chakra_capture.analysis.compare import Comparison, RunSteps
+    from chakra_capture.analysis.trace_diff.diff import RunDifference
 
 _NAME = 16
 _JSON_NAME, _TEXT_NAME = "compare.json", "compare.txt"
@@ -47,6 +49,7 @@ def compare(
     runs: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
     vs: Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)] = None,
     max_regression: float | None = None,
+    phases_only: Annotated[bool, Parameter(negative=())] = False,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"])] = None,
     json: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -60,11 +63,22 @@ def compare(
     side's fastest run counts, by its 10th percentile, and a change only from 10 % on (of five: 5 %) and
     beyond what runs of one side differ by.
 
+    Of two runs that recorded steps under the profiler, these are compared too (ranks are merged first where
+    they are not): by phase, by call and its input shapes, by kernel and collective. Each nanosecond of a step
+    belongs to one call, so the differences of the calls sum to that of the step, exactly. Calls are matched by
+    where they stand (parents, place among them, shapes, phase), so a renamed module or another instance of a
+    kernel is the same one under another name; what one side alone has is new or gone. A call is slower or
+    faster beyond what steps of one side differ by (at least five steps a side, 95 % over all calls together),
+    3 % of its time and 0.1 % of the step. How runs of one program differ a single pair cannot tell. Of several
+    ranks the one that differs most is shown, and the one in the middle. None of this changes the verdict or the
+    exit status.
+
     Exit status: 0, 3 where it cannot be told (also if world sizes differ or a run is not whole), 4 if the
     step is slower by more than --max-regression percent.
 
     Examples:
         chakra-capture compare before/ after/
+        chakra-capture compare before/ after/ --json      # recorded_steps: all calls, kernels, collectives
         chakra-capture compare --runs a1 a2 a3 --vs b1 b2 b3 --max-regression 5 -o report/
 
     Parameters
@@ -79,6 +93,8 @@ def compare(
         Several runs of side B.
     max_regression
         Largest slowdown that passes, in percent.
+    phases_only
+        Leave the traces alone, merged or not.
     output
         Folder for compare.json and compare.txt.
     json
@@ -89,13 +105,16 @@ def compare(
     sides = _sides(first, second, runs, vs)
     if max_regression is not None and not 0 <= max_regression < float("inf"):
         raise UsageError(f"--max-regression {max_regression} is no percentage. Give 0 or more.")
-    result = compare_sides(*([_read(path) for path in side] for side in sides))
+    read = [[(path, _read(path)) for path in side] for side in sides]
+    is_pair = all(len(side) == 1 for side in sides)
+    recorded = compare_recorded_steps(sides[0][0], sides[1][0]) if is_pair and not phases_only else None
+    result = compare_sides(*([run or _without_phases(path, recorded) for path, run in side] for side in read))
     if output is not None:
-        _write(output, result)
+        _write(output, result, recorded)
     if json:
-        print_json(result.as_json())
+        print_json(_content(result, recorded))
     else:
-        _print(console(), result)
+        _print(console(), result, recorded)
     return _exit_status(result, max_regression)
 
 
@@ -111,7 +130,23 @@ def _sides(
     return [first], [second]
 
 
-def _read(path: Path) -> "RunSteps":
+def _content(result: "Comparison", recorded: "RunDifference | None") -> dict[str, Any]:
+    return {**result.as_json(), "recorded_steps": None if recorded is None else recorded.as_json()}
+
+
+def _without_phases(path: Path, recorded: "RunDifference | None") -> "RunSteps":
+    """A run of which only recorded steps can be compared."""
+    from chakra_capture.analysis.compare import RunSteps
+
+    if recorded is None or recorded.worst is None:
+        raise TraceFileError(
+            f"{path} has no step phases to compare. Record with phases on (the default), or give final_summary.json."
+        )
+    return RunSteps(str(path), {}, incomplete="it recorded no phases of its steps")
+
+
+def _read(path: Path) -> "RunSteps | None":
+    """What the phases of a run say; None where it has none."""
     from chakra_capture.analysis.compare import run_steps
     from chakra_capture.trace.discovery import find_run
     from chakra_capture.trace.phase_records import read_phases
@@ -122,9 +157,7 @@ def _read(path: Path) -> "RunSteps":
         return _of_summary(path / layout.SUMMARY_FILE)
     run = find_run(path)
     if not run.phase_files:
-        raise TraceFileError(
-            f"{path} has no step phases to compare. Record with phases on (the default), or give final_summary.json."
-        )
+        return None
     records = {rank: read_phases(file) for rank, file in run.phase_files.items()}
     sizes = [each.world_size for each in run.manifests.values()] + [each.world_size for each in records.values()]
     return run_steps(str(path), records, max((size for size in sizes if size), default=None), run.why_failed)
@@ -161,16 +194,17 @@ def _of_summary(path: Path) -> "RunSteps":
     return RunSteps(str(path), {}, world_size=summary.meta.world_size, averages=averages, schema_version=schema)
 
 
-def _write(folder: Path, result: "Comparison") -> None:
+def _write(folder: Path, result: "Comparison", recorded: "RunDifference | None") -> None:
     import json as json_text
 
     from rich.console import Console
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / _JSON_NAME).write_text(json_text.dumps(result.as_json(), indent=2, allow_nan=False) + "\n")
+        content = json_text.dumps(_content(result, recorded), indent=2, allow_nan=False)
+        (folder / _JSON_NAME).write_text(content + "\n")
         with (folder / _TEXT_NAME).open("w", encoding="utf-8") as file:
-            _print(Console(file=file, width=80, highlight=False, markup=False, emoji=False), result)
+            _print(Console(file=file, width=80, highlight=False, markup=False, emoji=False), result, recorded)
     except OSError as error:
         raise TraceFileError(
             f"{folder} cannot be written: {error.strerror or error}. Give a writable folder with -o."
@@ -186,7 +220,7 @@ def _exit_status(result: "Comparison", max_regression: float | None) -> int:
     return EXIT_OK
 
 
-def _print(out: "Console", result: "Comparison") -> None:
+def _print(out: "Console", result: "Comparison", recorded: "RunDifference | None") -> None:
     out.print(plain(f"A  {result.labels[0]}"), soft_wrap=True)
     out.print(plain(f"B  {result.labels[1]}"), soft_wrap=True)
     out.print()
@@ -198,9 +232,12 @@ def _print(out: "Console", result: "Comparison") -> None:
     for row in result.rows:
         name = row.domain if row.rank is None else f"rank {row.rank}"
         table.add_row(shortened(name, _NAME), duration(row.first_ns), duration(row.second_ns), *_change(row.change))
-    out.print(table)
+    if result.rows:
+        out.print(table)
     for note in result.notes:
         out.print(plain(f"note: {note}"))
+    if recorded is not None:
+        print_recorded_steps(out, recorded)
     out.print()
     out.print(plain(_sentence(result)), soft_wrap=True)
 

@@ -1,5 +1,6 @@
 """Ranks are merged before they are shown, if that has not been done yet."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from chakra_capture import layout
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
     from chakra_capture.trace.discovery import Run
 
 
-def merge_stale(run: "Run") -> None:
+def merge_stale(run: "Run", say: Callable[[str], None] = print_error) -> None:
     """Merge the ranks whose tables are missing or of other traces; what cannot be merged is said."""
     from chakra_capture.merge.many.origin import is_of
     from chakra_capture.merge.many.run import merge_run
@@ -20,4 +21,4 @@ def merge_stale(run: "Run") -> None:
     is_matched = not run.ranks or (run.merged_dir / layout.COLLECTIVES_FILE).is_file()
     for report in merge_run(run, run.merged_dir, MergeOptions(), ranks=stale) if stale or not is_matched else ():
         if report.error:
-            print_error(f"rank {report.rank} was not merged: {report.error}")
+            say(f"rank {report.rank} was not merged: {report.error}")
