@@ -129,11 +129,13 @@ def stragglers(path: Path, /, *, options: Options = DEFAULTS) -> int:
     used = used.filter(pl.col("rank").is_in([trace.rank for trace in subject.traces]))
     found = find_stragglers(used, {rank: clock.spread_ns or 0 for rank, clock in subject.run.clocks.items()})
     if found.ranks:
-        found = found.located({trace.rank: own_times(trace, used, loop_windows(trace)) for trace in subject.traces})
+        own = {trace.rank: own_times(trace, loop_windows(trace)) for trace in subject.traces}
+        found = found.located(own, {trace.rank: trace for trace in subject.traces})
     notes = [*subject.notes, *([f"no rank is named: {found.reason}"] if found.reason else [])]
     for rank, late in found.late_in.items():
         own, others = duration(late.own_ns), duration(late.others_ns)
         notes.append(f"rank {rank} is slow in {late.phase or 'no phase'}: {own} of its own, the others {others}")
+        notes.append(str(late.what))
     for rank in found.ranks:
         share = found.table.filter(pl.col("rank") == rank)["share"][0]
         notes.append(f"the others wait for rank {rank}, which is late by {percent(share, 1)} of a step")

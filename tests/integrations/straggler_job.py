@@ -27,7 +27,7 @@ from integrations.leaving import leave_after
 from integrations.slow_network import LIMIT, Addresses, Network
 
 # What each of forward and backward takes anyway, and what is slow takes more.
-BASE, FAULT, DELAY = 0.006, 0.03, 0.005
+BASE, FAULT, DELAY = 0.006, 0.05, 0.006
 FIRST, LAST = 3, 18
 LIMIT_S = 150
 
@@ -59,7 +59,8 @@ class Training:
         network = Model(slow, has_buffers=self.has_buffers)
         model = DistributedDataParallel(network)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        loader = DataLoader(Items(FAULT if slow == "input" else 0.0), batch_size=2, num_workers=self.workers,
+        nap = (2 if self.workers else 1) * FAULT  # a worker is ahead by what a step takes
+        loader = DataLoader(Items(nap if slow == "input" else 0.0), batch_size=2, num_workers=self.workers,
                             prefetch_factor=1 if self.workers else None)  # fmt: skip
         with capture(settings(folder, FIRST, LAST)) as session:
             batches = iter(loader)
