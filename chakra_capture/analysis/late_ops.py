@@ -37,7 +37,8 @@ class Cause(StrEnum):
     DEVICE = "an op on the device"
     PYTHON = "in Python"
     LOADER = "in the loader"
-    UNKNOWN = "on the device, in no one op"
+    SPREAD = "in no one phase"
+    UNKNOWN = "not known"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,13 +26,16 @@ _LATE, _LONGER = 0.10, 0.80
 # Shorter pauses between two ops are no waiting.
 _BLOCKED_NS = 50_000
 
-# Own ns of each of PHASES, by step.
+BETWEEN = "between steps"
+# Of the time before a step, too.
+PARTS = (*PHASES, BETWEEN)
+# Own ns of each of PARTS, by step.
 Times = dict[int, npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnTimes:
-    """One rank: ns of each of PHASES by step, on the loop's thread and in its device's activities; its ops."""
+    """One rank: ns of each of PARTS by step, on the loop's thread and in its device's activities; its ops."""
 
     host: Times = field(default_factory=dict)
     device: Times = field(default_factory=dict)
@@ -44,7 +47,7 @@ class LatePhase:
     """Where a rank takes longer than the others.
 
     Attributes:
-        phase: None: in no phase.
+        phase: None: in no phase; ``BETWEEN``: before the step.
         own_ns: median over steps of its own time there; ``others_ns`` the same of the median of the other ranks.
         what: what of it does.
     """
@@ -82,16 +85,20 @@ def own_times(trace: MergedTrace, windows: Sequence[LoopWindow]) -> OwnTimes:
     return found
 
 
-def late_phases(ranks: Sequence[int], own: Mapping[int, OwnTimes], step_ns: float) -> dict[int, LatePhase]:
-    """Find where each of some ranks is late, as far as one phase shows it.
+def late_phases(ranks: Sequence[int], own: Mapping[int, OwnTimes], step_ns: float) -> dict[int, LatePhase | None]:
+    """Find where each of some ranks is late; None: it takes no longer than the others, by steps that all have.
 
     Args:
-        ranks: those that the others wait for.
+        ranks: those that the others wait for; one that cannot be held against others is left out.
         own: of the ranks that are at hand.
         step_ns: time of a step.
     """
-    found = {rank: _late_phase(rank, own, step_ns) for rank in ranks if rank in own and len(own) > 1}
-    return {rank: late for rank, late in found.items() if late is not None}
+    found = {}
+    for rank in ranks:
+        others = [each for other, each in own.items() if other != rank]
+        if rank in own and others and (steps := _common(own[rank].host, [each.host for each in others])):
+            found[rank] = _late_phase(own[rank], others, steps, _LATE * step_ns)
+    return found
 
 
 def with_path(late: LatePhase, trace: MergedTrace) -> LatePhase:
@@ -140,13 +147,15 @@ def _works(threads: HostThreads, is_comm: Bool) -> Bool:
 
 
 def _of_window(loop: LoopWindow, blocked: tuple[Int64, Int64]) -> npt.NDArray[np.float64]:
-    found = np.zeros((loop.steps.height, len(PHASES)))
-    rest = PHASES.index(None)
+    found = np.zeros((loop.steps.height, len(PARTS)))
+    rest = PARTS.index(None)
     found[:, rest] = loop.high - loop.low - intervals.covered(*blocked, loop.low, loop.high)
+    before = np.minimum(np.append(loop.low[:1], loop.high[:-1]), loop.low)
+    found[:, PARTS.index(BETWEEN)] = loop.low - before - intervals.covered(*blocked, before, loop.low)
     for number, phase, begin, stop in cut_to_steps(loop):
         bounds = np.array([begin, stop], dtype=np.int64)
         own = stop - begin - int(intervals.covered(*blocked, bounds[:1], bounds[1:])[0])
-        found[number, PHASES.index(phase)] += own
+        found[number, PARTS.index(phase)] += own
         found[number, rest] -= own
     return found
 
@@ -157,38 +166,70 @@ def _device_times(loop: LoopWindow, steps: Sequence[int]) -> Times:
     )
     if rows.is_empty():
         return {}
-    found = {step: np.zeros(len(PHASES)) for step in steps}
+    found = {step: np.zeros(len(PARTS)) for step in steps}
     sums = rows.group_by("step", "phase").agg(pl.col("self_dur_ns").sum())
     for step, phase, ns in sums.iter_rows():
-        found[step][PHASES.index(phase if phase in PHASES else None)] += ns
+        found[step][PARTS.index(phase if phase in PHASES else None)] += ns
     return found
 
 
-def _late_phase(rank: int, own: Mapping[int, OwnTimes], step_ns: float) -> LatePhase | None:
-    others = [each for other, each in own.items() if other != rank]
-    found = [
-        (*most, side == "device")
-        for side in ("host", "device")
-        if (most := _most(getattr(own[rank], side), [getattr(each, side) for each in others], step_ns)) is not None
-    ]
+def _late_phase(
+    own: OwnTimes, others: Sequence[OwnTimes], steps: Sequence[int], least_ns: float
+) -> LatePhase | None:  # fmt: skip
+    """The phase with the most excess, on the CPU or on the device; where no one has enough, all of them together."""
+    sides = [(own.host, [each.host for each in others], False)]
+    if all(_common(own.device, [each.device]) for each in others):
+        sides.append((own.device, [each.device for each in others], True))
+    compared = [(_Excess.of(mine, theirs, steps), on_device) for mine, theirs, on_device in sides]
+    found = [(most, each, on_device) for each, on_device in compared if (most := each.largest(least_ns)) is not None]
     if not found:
-        return None
-    at, steps, mine, theirs, excess, on_device = max(found, key=lambda each: each[4])
-    tables = [each.ops for each in others]
-    what = late_op(own[rank].ops, tables, steps, PHASES[at], on_device=on_device, excess=excess)
-    return LatePhase(PHASES[at], mine, theirs, what)
+        whole = [all_parts for each, _ in compared if (all_parts := each.whole(least_ns)) is not None]
+        return LatePhase(None, *whole[0], LateOp(Cause.SPREAD)) if whole else None
+    at, each, on_device = max(found, key=lambda one: one[1].medians[one[0]])
+    mine, theirs, excess = each.times(at), each.times_of_others(at), float(each.medians[at])
+    if PARTS[at] == BETWEEN:
+        return LatePhase(BETWEEN, mine, theirs, LateOp(Cause.UNKNOWN))
+    tables = [one.ops for one in others]
+    what = late_op(own.ops, tables, steps, PARTS[at], on_device=on_device, excess=excess)
+    return LatePhase(PARTS[at], mine, theirs, what)
 
 
-def _most(own: Times, others: Sequence[Times], step_ns: float) -> tuple[int, list[int], float, float, float] | None:
-    """The phase with the most excess, the steps that were compared, own and the others' time, and the excess."""
-    steps = [step for step in own if all(step in times for times in others)]
-    if not steps:
-        return None
-    mine = np.stack([own[step] for step in steps])
-    theirs = np.median([[times[step] for step in steps] for times in others], axis=0)
-    excess = mine - theirs
-    medians = np.median(excess, axis=0)
-    at = int(np.argmax(medians))
-    if medians[at] < _LATE * step_ns or (excess[:, at] > 0).mean() < _LONGER:
-        return None
-    return at, steps, float(np.median(mine[:, at])), float(np.median(theirs[:, at])), float(medians[at])
+def _common(own: Times, others: Sequence[Times]) -> list[int]:
+    return [step for step in own if all(step in times for times in others)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """Times of a rank and of the median of the others, by step and part."""
+
+    mine: npt.NDArray[np.float64]
+    theirs: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, own: Times, others: Sequence[Times], steps: Sequence[int]) -> "_Excess":
+        mine = np.stack([own[step] for step in steps])
+        return cls(mine, np.median([[times[step] for step in steps] for times in others], axis=0))
+
+    @property
+    def medians(self) -> npt.NDArray[np.float64]:
+        return np.median(self.mine - self.theirs, axis=0)  # type: ignore[no-any-return]
+
+    def times(self, at: int) -> float:
+        return float(np.median(self.mine[:, at]))
+
+    def times_of_others(self, at: int) -> float:
+        return float(np.median(self.theirs[:, at]))
+
+    def largest(self, least_ns: float) -> int | None:
+        """The part with the most excess, if it is enough and there in nearly every step."""
+        excess = self.mine - self.theirs
+        at = int(np.argmax(self.medians))
+        is_late = self.medians[at] >= least_ns and (excess[:, at] > 0).mean() >= _LONGER
+        return at if is_late else None
+
+    def whole(self, least_ns: float) -> tuple[float, float] | None:
+        """Time of all parts together and that of the others, if that is enough in nearly every step."""
+        mine, theirs = self.mine.sum(axis=1), self.theirs.sum(axis=1)
+        if np.median(mine - theirs) < least_ns or (mine > theirs).mean() < _LONGER:
+            return None
+        return float(np.median(mine)), float(np.median(theirs))

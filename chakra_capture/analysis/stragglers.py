@@ -47,6 +47,7 @@ _CHANCE = 0.01
 _PARTS = 20
 # Between two ranks: one follows from the other, and a group is not made to wait.
 _LINKS = ("send", "recv")
+_EXCUSED = "rank {} comes last, but takes longer than the others in less than 80% of the steps: its machine is busy"
 # More say nothing new, and a matrix of ranks and steps has to be held.
 _MOST_STEPS = 4096
 
@@ -79,7 +80,13 @@ class Stragglers:
         if not self.ranks or self.step_ns is None:
             return self
         late = late_phases(self.ranks, own, self.step_ns)
-        return replace(self, late_in={rank: with_path(each, traces[rank]) for rank, each in late.items()})
+        late_in = {rank: with_path(each, traces[rank]) for rank, each in late.items() if each is not None}
+        # On a busy machine a rank may come last again and again for ever other reasons: that is none of the rank's.
+        excused = [rank for rank, each in late.items() if each is None]
+        ranks = tuple(rank for rank in self.ranks if rank not in excused)
+        table = self.table.with_columns(is_straggler=pl.col("rank").is_in(ranks))
+        reason = self.reason or (None if ranks else _EXCUSED.format(excused[0]))
+        return replace(self, table=table, ranks=ranks, reason=reason, late_in=late_in)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
