@@ -17,7 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from chakra_capture.analysis.late_ops import Cause
 from chakra_capture.analysis.own_times import LatePhase, OwnTimes, late_phases, with_path
+from chakra_capture.analysis.slow_transfers import LINKS, SlowTransfers, slow_transfers
 from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
@@ -38,6 +40,23 @@ SCHEMA = (
     Column("is_straggler", pl.Boolean, "the others wait for it, and chance does not explain that"),
 )  # fmt: skip
 
+_WHERE = (
+    Column("phase", pl.String, "of a rank that is named: the phase in which its own work takes longer than the others', "
+           "communication and waiting taken off; 'between phases' and 'between steps' are none; null: not known, or in no "
+           "one phase"),
+    Column("own_ns", pl.Float64, "median over steps of its own time there", "ns"),
+    Column("others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
+    Column("cause", pl.String, "what takes half of the difference: 'an op' (self time on the loop's and autograd's "
+           "threads), 'an op on the device' (kernels and copies that it launches), else 'in Python', 'in the loader', 'in "
+           "no one phase' or 'not known'"),
+    Column("op", pl.String, "that op; null: no one op takes half of the difference"),
+    Column("op_ns", pl.Float64, "median over steps of its self time", "ns"),
+    Column("op_others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
+    Column("call_path", pl.String, "ops and annotations around it, the outermost first, where it takes the most time"),
+)  # fmt: skip
+EXPLAINED = (*SCHEMA, *_WHERE)
+BETWEEN_PHASES = "between phases"
+
 # A rank is named if it is late by this share of a step, latest in this share of steps, and the others wait this share.
 _LATE, _LATEST, _WAITING = 0.10, 0.80, 0.05
 # Waiting beyond this share without a rank to name is worth saying.
@@ -45,9 +64,7 @@ _TURNS = 0.10
 # How often a rank may be named among ranks that are all alike.
 _CHANCE = 0.01
 _PARTS = 20
-# Between two ranks: one follows from the other, and a group is not made to wait.
-_LINKS = ("send", "recv")
-_EXCUSED = "rank {} comes last, but takes longer than the others in less than 80% of the steps: its machine is busy"
+_EXCUSED = "rank {} comes last, but its own work takes longer by too little, or in too few steps, to blame it"
 # More say nothing new, and a matrix of ranks and steps has to be held.
 _MOST_STEPS = 4096
 
@@ -65,6 +82,7 @@ class Stragglers:
         num_steps: steps that were looked at; stretches of operations where no step is marked (``has_steps``).
         step_ns: median time from one to the next; None where there are not two.
         late_in: where those named take longer than the others, as far as a phase shows it.
+        transfers: of groups that transfer for much of a step: a slow network makes no rank late.
     """
 
     table: pl.DataFrame
@@ -74,6 +92,7 @@ class Stragglers:
     has_steps: bool
     step_ns: float | None
     late_in: Mapping[int, LatePhase] = field(default_factory=dict)
+    transfers: SlowTransfers = SlowTransfers()
 
     def located(self, own: Mapping[int, OwnTimes], traces: Mapping[int, MergedTrace]) -> "Stragglers":
         """The same with what the own times of the ranks say of those named, whose traces tell what calls an op."""
@@ -97,8 +116,15 @@ class Stragglers:
             "has_steps": self.has_steps,
             "step_ns": self.step_ns,
             "late_in": {str(rank): late.as_json() for rank, late in self.late_in.items()},
+            "transfers": self.transfers.as_json(),
             "table": self.table.to_dicts(),
         }
+
+    def explained(self) -> pl.DataFrame:
+        """The table with where and in what those named are slow: of ``EXPLAINED``."""
+        rows = [{"rank": rank, **_explanation(late)} for rank, late in self.late_in.items()]
+        more = pl.DataFrame(rows, schema={"rank": pl.Int64, **{c.name: c.dtype for c in _WHERE}})
+        return self.table.join(more, on="rank", how="left", validate="1:1", maintain_order="left")
 
 
 def find_stragglers(collectives: pl.DataFrame, doubt_ns: Mapping[int, int]) -> Stragglers:
@@ -135,7 +161,18 @@ def find_stragglers(collectives: pl.DataFrame, doubt_ns: Mapping[int, int]) -> S
     )
     by_delay = sorted(named, key=lambda at: (-median_delay[at], at))
     reason = None if named else verdict.reason(ranks)
-    return Stragglers(table, tuple(ranks[at] for at in by_delay), reason, len(delay), has_steps, step_ns)
+    transfers = slow_transfers(collectives, step_ns if has_steps else None)
+    named_ranks = tuple(ranks[at] for at in by_delay)
+    return Stragglers(table, named_ranks, reason, len(delay), has_steps, step_ns, transfers=transfers)
+
+
+def _explanation(late: LatePhase) -> dict[str, Any]:
+    what = late.what
+    phase = late.phase or (None if what.cause == Cause.SPREAD else BETWEEN_PHASES)
+    return {
+        "phase": phase, "own_ns": late.own_ns, "others_ns": late.others_ns, "cause": str(what.cause), "op": what.op,
+        "op_ns": what.op_ns, "op_others_ns": what.op_others_ns, "call_path": " > ".join(what.call_path) or None,
+    }  # fmt: skip
 
 
 def _usable(collectives: pl.DataFrame) -> pl.DataFrame:
@@ -144,7 +181,7 @@ def _usable(collectives: pl.DataFrame) -> pl.DataFrame:
     With ``held_ns``: on each rank the wait, and how much longer the transfer takes than where it is shortest.
     """
     op, transfer = "collective_id", pl.col("transfer_ns").fill_null(0)
-    known = ~pl.col("collective").is_in(_LINKS) & pl.col("wait_ns").is_not_null() & (pl.col("num_found") > 1)
+    known = ~pl.col("collective").is_in(LINKS) & pl.col("wait_ns").is_not_null() & (pl.col("num_found") > 1)
     return (
         collectives.lazy()
         .select("window", "step", op, "rank", "order", "num_found", "arrival_ns", "wait_ns", "transfer_ns", "collective")
@@ -296,7 +333,7 @@ class _Verdict:
 
 
 def _why_nothing(collectives: pl.DataFrame) -> str:
-    several = collectives.filter(pl.col("num_found") > 1, ~pl.col("collective").is_in(_LINKS))
+    several = collectives.filter(pl.col("num_found") > 1, ~pl.col("collective").is_in(LINKS))
     if several.is_empty():
         return "no operation of a group is recorded on several ranks"
     if several["wait_ns"].count() == 0:

@@ -1,11 +1,15 @@
 """The analyses of steps, their phases, their input and of slow ranks as commands."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from chakra_capture.cli.answers import Answer, show_answer
-from chakra_capture.cli.output import EXIT_OK, duration, percent
+from chakra_capture.cli.output import EXIT_OK, count_of, duration, percent
 from chakra_capture.cli.subject import DEFAULTS, Options, open_subject
 from chakra_capture.errors import TraceFileError
+
+if TYPE_CHECKING:
+    from chakra_capture.analysis.slow_transfers import SlowTransfers
 
 _STEPS = (
     ("window", "window"), ("step", "step"), ("rank", "rank"), ("dur_ns", "time"), ("input_wait_ns", "input"),
@@ -18,7 +22,7 @@ _PHASES = (
 )  # fmt: skip
 _STRAGGLERS = (
     ("rank", "rank"), ("num_steps", "steps"), ("num_latest", "latest in"), ("delay_ns", "late by"),
-    ("waiting_ns", "waits"), ("share", "share"), ("is_straggler", "straggler"),
+    ("share", "share"), ("is_straggler", "straggler"), ("phase", "phase"), ("op", "op"),
 )  # fmt: skip
 _NO_STEPS = "no step is marked in the traces (ProfilerStep), so there are none to tell apart"
 
@@ -103,8 +107,16 @@ def stragglers(path: Path, /, *, options: Options = DEFAULTS) -> int:
     A row per rank: by how much it is later than half of the others in a step
     (median), less the time in which it waits itself, and in how many steps it
     is the latest. A rank is named only if it is late in nearly every step, by
-    much, others wait, the clocks allow it and chance does not explain it; the
-    notes say why none is, and in which phase one that is named is slow.
+    much, others wait, its own work takes longer in nearly every step, the
+    clocks allow it and chance does not explain it; the notes say why none is.
+
+    Of a rank that is named, phase is where its own work takes longest beyond
+    that of the others, communication and waiting taken off. Op is what takes
+    half of that or more in self time, on the CPU (the loop's thread, in backward
+    autograd's, in input_wait the loader) or on the device (what it launches);
+    without one it is "in Python" or "in the loader". A slow network makes no
+    rank late: transfers that take much of a step are a note of their own, which
+    names a rank only where messages between two ranks (send, recv) tell.
 
     For example:
         chakra-capture analyze stragglers ./traces
@@ -119,7 +131,7 @@ def stragglers(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
     from chakra_capture.analysis.loop import loop_windows
     from chakra_capture.analysis.own_times import own_times
-    from chakra_capture.analysis.stragglers import SCHEMA, find_stragglers
+    from chakra_capture.analysis.stragglers import EXPLAINED, find_stragglers
 
     subject = open_subject(path, options)
     matched = subject.run.collectives
@@ -132,14 +144,45 @@ def stragglers(path: Path, /, *, options: Options = DEFAULTS) -> int:
         own = {trace.rank: own_times(trace, loop_windows(trace)) for trace in subject.traces}
         found = found.located(own, {trace.rank: trace for trace in subject.traces})
     notes = [*subject.notes, *([f"no rank is named: {found.reason}"] if found.reason else [])]
-    for rank, late in found.late_in.items():
-        own, others = duration(late.own_ns), duration(late.others_ns)
-        notes.append(f"rank {rank} is slow in {late.phase or 'no phase'}: {own} of its own, the others {others}")
-        notes.append(str(late.what))
+    table = found.explained()
     for rank in found.ranks:
-        share = found.table.filter(pl.col("rank") == rank)["share"][0]
-        notes.append(f"the others wait for rank {rank}, which is late by {percent(share, 1)} of a step")
-    return _show(Answer("stragglers", SCHEMA, found.table, tuple(notes), _STRAGGLERS), options)
+        notes += _of_straggler(table.row(by_predicate=pl.col("rank") == rank, named=True))
+    notes += _of_transfers(found.transfers)
+    return _show(Answer("stragglers", EXPLAINED, table, tuple(notes), _STRAGGLERS), options)
+
+
+def _of_straggler(row: dict[str, Any]) -> list[str]:
+    """What there is to say of a rank that is named."""
+    rank, cause = row["rank"], row["cause"]
+    notes = [f"the others wait for rank {rank}, which is late by {percent(row['share'], 1)} of a step"]
+    if cause is None:
+        return notes
+    own, others = duration(row["own_ns"]), duration(row["others_ns"])
+    what = cause
+    if row["op"] is not None:
+        around = f" in {row['call_path']}" if row["call_path"] else ""
+        device = " on the device" if cause.endswith("device") else ""
+        what = (
+            f"{row['op']}{around} takes {duration(row['op_ns'])}{device}, on the others {duration(row['op_others_ns'])}"
+        )
+    elif row["call_path"]:
+        what += f", in {row['call_path']}"
+    notes.append(f"rank {rank} is slow in {row['phase'] or 'all phases'}: {own} of its own, the others {others}; {what}")
+    return notes
+
+
+def _of_transfers(transfers: "SlowTransfers") -> list[str]:
+    notes = [
+        f"transfers of group {group.process_group} ({count_of(len(group.ranks), 'rank')}) take "
+        f"{duration(group.transfer_ns)} per step ({percent(group.share, 1)}) after the last rank has come: "
+        "nobody is late there, and they do not tell whose link is slow"
+        for group in transfers.groups
+    ]
+    links = transfers.links
+    if links is not None:
+        took, others = duration(links.message_ns), duration(links.others_ns)
+        notes.append(f"the links of rank {links.rank} are slow: a message takes {took}, between other ranks {others}")
+    return notes
 
 
 def _show(answer: Answer, options: Options) -> int:
