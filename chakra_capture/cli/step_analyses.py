@@ -9,6 +9,8 @@ from chakra_capture.cli.subject import DEFAULTS, Options, open_subject
 from chakra_capture.errors import TraceFileError
 
 if TYPE_CHECKING:
+    import polars as pl
+
     from chakra_capture.analysis.slow_transfers import SlowTransfers
 
 _STEPS = (
@@ -24,6 +26,7 @@ _STRAGGLERS = (
     ("rank", "rank"), ("num_steps", "steps"), ("num_latest", "latest in"), ("delay_ns", "late by"),
     ("share", "share"), ("is_straggler", "straggler"), ("phase", "phase"), ("op", "op"),
 )  # fmt: skip
+_DEAREST = 3
 _NO_STEPS = "no step is marked in the traces (ProfilerStep), so there are none to tell apart"
 
 
@@ -77,12 +80,14 @@ def phases(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
 
 def input_(path: Path, /, *, options: Options = DEFAULTS) -> int:
-    """Waiting for data in each recorded step, and the device idle meanwhile.
+    """Waiting for data in each recorded step, and what it costs.
 
     A row per step and rank. Input wait is time in which the loop's thread
     waits for its next batch. What the device idles of that is what faster
-    loading can give back; the rest is hidden under queued work. A trace that
-    marks no input_wait anywhere is not measured ("-"), not 0.
+    loading can give back on this rank; the rest is hidden under queued work.
+    Peers wait is what the other ranks together wait for this one in the
+    collectives that follow, as far as it waited longer for its input than
+    each of them. What is not recorded is not measured ("-"), not 0.
 
     For example:
         chakra-capture analyze input ./traces
@@ -96,8 +101,8 @@ def input_(path: Path, /, *, options: Options = DEFAULTS) -> int:
     from chakra_capture.analysis.input_waits import SCHEMA, input_waits
 
     subject = open_subject(path, options)
-    table = input_waits(subject.traces, steps=subject.steps)
-    notes = (*subject.notes, *([] if table.height else [_NO_STEPS]))
+    table = input_waits(subject.traces, subject.run, steps=subject.steps)
+    notes = (*subject.notes, *_stalls(table), *([] if table.height else [_NO_STEPS]))
     return _show(Answer("input", SCHEMA, table, notes), options)
 
 
@@ -151,6 +156,19 @@ def stragglers(path: Path, /, *, options: Options = DEFAULTS) -> int:
     return _show(Answer("stragglers", EXPLAINED, table, tuple(notes), _STRAGGLERS), options)
 
 
+def _stalls(table: "pl.DataFrame") -> list[str]:
+    """What the input of each rank costs the others, the dearest first."""
+    import polars as pl
+
+    sums = table.group_by("rank").agg(pl.col("input_wait_ns", "peers_wait_ns").sum(), pl.len())
+    dear = sums.filter(pl.col("peers_wait_ns") > 0).sort("peers_wait_ns", "rank", descending=[True, False])
+    return [
+        f"rank {rank} waits {duration(wait)} for its input in {count_of(steps, 'step')}; "
+        f"the other ranks together wait {duration(peers)} for it"
+        for rank, wait, peers, steps in dear.head(_DEAREST).iter_rows()
+    ]
+
+
 def _of_straggler(row: dict[str, Any]) -> list[str]:
     """What there is to say of a rank that is named."""
     rank, cause = row["rank"], row["cause"]
@@ -167,7 +185,9 @@ def _of_straggler(row: dict[str, Any]) -> list[str]:
         )
     elif row["call_path"]:
         what += f", in {row['call_path']}"
-    notes.append(f"rank {rank} is slow in {row['phase'] or 'all phases'}: {own} of its own, the others {others}; {what}")
+    where = row["phase"] or "all phases"
+    where = where if where.startswith("between") else f"in {where}"
+    notes.append(f"rank {rank} is slow {where}: {own} of its own, the others {others}; {what}")
     return notes
 
 

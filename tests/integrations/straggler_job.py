@@ -62,7 +62,7 @@ class Training:
         nap = (2 if self.workers else 1) * FAULT  # a worker is ahead by what a step takes
         loader = DataLoader(Items(nap if slow == "input" else 0.0), batch_size=2, num_workers=self.workers,
                             prefetch_factor=1 if self.workers else None)  # fmt: skip
-        with capture(settings(folder, FIRST, LAST)) as session:
+        with capture(settings(folder, FIRST, LAST, phases=False)) as session:
             batches = iter(loader)
             for number in range(LAST + 2):
                 with session.step(number):
@@ -163,22 +163,17 @@ def exchange() -> None:
 
 SCENARIOS = {
     "clean": Training(),
-    "clean of 4": Training(size=4),
-    "clean with buffers": Training(has_buffers=True),
+    "clean, 4 with buffers": Training(size=4, has_buffers=True),
     "slow input": Training(slow="input"),
     "slow input from workers": Training(slow="input", workers=1),
     "slow input with buffers": Training(slow="input", has_buffers=True),
-    "slow input with buffers, 3 of 4": Training(slow="input", has_buffers=True, size=4, ranks=(3,)),
+    "slow input of 3 of 4 with buffers": Training(slow="input", has_buffers=True, size=4, ranks=(3,)),
     "slow input on all": Training(slow="input", ranks=(0, 1)),
-    "slow op outside": Training(slow="outside"),
-    "slow Python outside": Training(slow="python"),
-    "slow forward": Training(slow="forward"),
+    "slow op between phases": Training(slow="outside"),
+    "slow Python between phases": Training(slow="python"),
     "slow forward of 2 of 4": Training(slow="forward", size=4, ranks=(2,)),
     "slow backward": Training(slow="backward"),
-    "slow backward on all": Training(slow="backward", ranks=(0, 1)),
-    "slow network": Training(late_link=1),
-    "slow network of 2 of 4": Training(late_link=2, size=4),
-    "slow network of 2 of 4, with sends": Training(late_link=2, size=4, sends=True),
+    "slow network of 2 of 4": Training(late_link=2, size=4, sends=True),
 }
 
 
