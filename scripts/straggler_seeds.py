@@ -7,9 +7,9 @@
 Each seed makes two runs (scripts/make_ranks.py) with clocks up to 50 ms and 50 ppm off, each rank on its own machine:
 in one a rank works slower, in the other none does. Both are merged; what was planted is read only to compare. A line
 says whom the tables name and for which phase and op, and by how much the clock of any rank is off at the worst moment,
-beside the smallest collective. With --op only what is called so is slower on the slow rank. Exit 1 if a slow rank (or its
-op) is missed, another one is named, or a clock is off by more than that collective; of runs without a slow rank 2 % may
-name one.
+beside the smallest collective. With --op only what is called so is slower on the slow rank. Exit 1 if a slow rank or
+its op is missed, another one is named, or a clock is off by more than that collective; of runs without a slow rank 2 %
+may name one.
 """
 
 import argparse

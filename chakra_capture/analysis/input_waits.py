@@ -25,8 +25,8 @@ SCHEMA = (
            "any step", "ns"),
     Column("share", pl.Float64, "input_wait_ns of the step; null like it"),
     Column("device_idle_ns", pl.Int64, "time of it in which the device has nothing to do; null = not measured", "ns"),
-    Column("peers_wait_ns", pl.Int64, "what the other ranks together wait for this one in collectives of the step, of each "
-           "at most by how much its own input_wait is shorter; what they compute meanwhile is not taken off. null: the "
+    Column("peers_wait_ns", pl.Int64, "what the other ranks together wait for this one in collectives of the step, of "
+           "each at most by how much its own input_wait is shorter; what they compute meanwhile is not taken off. null: the "
            "ranks are not matched, or no input_wait is known", "ns"),
     Column("num_peers", pl.Int64, "ranks that wait so; null like peers_wait_ns"),
 )  # fmt: skip
@@ -43,32 +43,49 @@ def input_waits(
         run: all that there are of them; None: nothing is known of the others.
         steps: only these.
     """
-    tables = [pl.DataFrame(schema={column.name: column.dtype for column in SCHEMA})]
-    for trace in traces:
-        times = phase_times(trace)
-        waits = times.filter(pl.col("phase") == INPUT_WAIT)
-        whole = times.group_by("window", "step").agg(
-            dur_ns=pl.col("wall_ns").sum(), measured=pl.col("device_idle_ns").is_not_null().all()
-        )
-        rows = whole.join(waits, on=["window", "step"], how="left", validate="1:1")
-        # Where the phase is marked at all, a step without it did not wait.
-        wait, idle = pl.col("wall_ns"), pl.col("device_idle_ns")
-        if waits.height:
-            wait, idle = wait.fill_null(0), pl.when("measured").then(idle.fill_null(0))
-        rows = rows.with_columns(rank=pl.lit(trace.rank), input_wait_ns=wait, device_idle_ns=idle)
-        rows = rows.with_columns(share=pl.col("input_wait_ns") / pl.when(pl.col("dur_ns") > 0).then("dur_ns"))
-        tables.append(rows.select(pl.col(column.name).cast(column.dtype) for column in SCHEMA[:-2]))
-    table = pl.concat(tables, how="diagonal").sort(_KEYS).drop("peers_wait_ns", "num_peers")
-    table = table.join(_peers(run), on=_KEYS, how="left", validate="1:1", maintain_order="left")
+    collectives = None if run is None else run.collectives
+    chosen = [trace.rank for trace in traces]
+    used = [*traces, *_others(run, collectives, chosen)]
+    table = pl.concat([_empty(), *map(_of_rank, used)])
+    table = table.join(_peers(collectives, table), on=_KEYS, how="left", validate="1:1")
+    table = table.filter(pl.col("rank").is_in(chosen)).sort(_KEYS)
     return table if steps is None else table.filter(pl.col("step").is_in(list(steps)))
 
 
-def _peers(run: MergedRun | None) -> pl.DataFrame:
-    """By window, step and rank what its peers wait for it because of its input, and how many do."""
-    collectives = None if run is None else run.collectives
+def _empty() -> pl.DataFrame:
+    return pl.DataFrame(schema={column.name: column.dtype for column in SCHEMA[:-2]})
+
+
+def _others(run: MergedRun | None, collectives: pl.DataFrame | None, chosen: Sequence[int]) -> list[MergedTrace]:
+    """The ranks that may wait for those chosen."""
     if run is None or collectives is None:
-        return pl.DataFrame(schema={**_TYPES, "peers_wait_ns": pl.Int64, "num_peers": pl.Int64})
-    inputs = pl.concat([pl.DataFrame(schema={**_TYPES, "input": pl.Int64}), *map(_input_of, _traces(run, collectives))])
+        return []
+    ranks = collectives.filter(~pl.col("rank").is_in(list(chosen)))["rank"].unique().sort()
+    return [MergedTrace(rank, run.folder / layout.rank_folder_name(rank)) for rank in ranks]
+
+
+def _of_rank(trace: MergedTrace) -> pl.DataFrame:
+    times = phase_times(trace)
+    waits = times.filter(pl.col("phase") == INPUT_WAIT)
+    whole = times.group_by("window", "step").agg(
+        dur_ns=pl.col("wall_ns").sum(), measured=pl.col("device_idle_ns").is_not_null().all()
+    )
+    rows = whole.join(waits, on=["window", "step"], how="left", validate="1:1")
+    # Where the phase is marked at all, a step without it did not wait.
+    wait, idle = pl.col("wall_ns"), pl.col("device_idle_ns")
+    if waits.height:
+        wait, idle = wait.fill_null(0), pl.when("measured").then(idle.fill_null(0))
+    rows = rows.with_columns(rank=pl.lit(trace.rank), input_wait_ns=wait, device_idle_ns=idle)
+    rows = rows.with_columns(share=pl.col("input_wait_ns") / pl.when(pl.col("dur_ns") > 0).then("dur_ns"))
+    return rows.select(pl.col(name).cast(dtype) for name, dtype in _empty().schema.items())
+
+
+def _peers(collectives: pl.DataFrame | None, table: pl.DataFrame) -> pl.DataFrame:
+    """By window, step and rank what its peers wait for it because of its input, and how many do."""
+    if collectives is None:
+        keys = {name: table.schema[name] for name in _KEYS}
+        return pl.DataFrame(schema={**keys, "peers_wait_ns": pl.Int64, "num_peers": pl.Int64})
+    inputs = table.select(*_KEYS, input="input_wait_ns").drop_nulls().unique(_KEYS, keep="first")
     # Ranks number their windows each for itself: a row is in what the rank that came last says.
     ops = collectives.filter(~pl.col("collective").is_in(LINKS) & pl.col("wait_ns").is_not_null())
     last = ops.filter(pl.col("rank") == pl.col("last_rank")).select("collective_id", *_KEYS, "arrival_ns")
@@ -96,19 +113,3 @@ def _peers(run: MergedRun | None) -> pl.DataFrame:
     return matched.join(caused, on=_KEYS, how="left", validate="1:1").with_columns(
         pl.col("peers_wait_ns", "num_peers").fill_null(0)
     )
-
-
-_TYPES = {"window": pl.Int32, "step": pl.Int64, "rank": pl.Int64}
-
-
-def _traces(run: MergedRun, collectives: pl.DataFrame) -> list[MergedTrace]:
-    return [MergedTrace(rank, run.folder / layout.rank_folder_name(rank)) for rank in collectives["rank"].unique().sort()]
-
-
-def _input_of(trace: MergedTrace) -> pl.DataFrame:
-    """Input wait of each step of a rank; none where the trace marks none in any step."""
-    steps = trace.steps.filter(pl.col("step").is_not_null())
-    if steps["input_wait_ns"].count() == 0:
-        steps = steps.clear()
-    rows = steps.select("window", "step", pl.lit(trace.rank, dtype=pl.Int64).alias("rank"), input="input_wait_ns")
-    return rows.with_columns(pl.col("input").fill_null(0)).unique(_KEYS, keep="first")

@@ -63,7 +63,9 @@ def own_ops(loop: LoopWindow) -> pl.DataFrame:
     rows = _host_rows(loop)
     named = pl.concat(
         [
-            rows.filter(pl.col("op").is_not_null()).select("step", "phase", "self_dur_ns", name="op", kind=pl.lit("op")),
+            rows.filter(pl.col("op").is_not_null()).select(
+                "step", "phase", "self_dur_ns", name="op", kind=pl.lit("op")
+            ),
             rows.filter("is_python").select("step", "phase", "self_dur_ns", "name", kind=pl.lit("python")),
             _device_rows(loop).drop("at_id"),
         ]

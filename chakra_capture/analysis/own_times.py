@@ -55,7 +55,7 @@ class LatePhase:
     phase: str | None
     own_ns: float
     others_ns: float
-    what: LateOp = LateOp(Cause.PYTHON)
+    what: LateOp = field(default_factory=lambda: LateOp(Cause.PYTHON))
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
@@ -212,7 +212,7 @@ class _Excess:
 
     @property
     def medians(self) -> npt.NDArray[np.float64]:
-        return np.median(self.mine - self.theirs, axis=0)  # type: ignore[no-any-return]
+        return np.median(self.mine - self.theirs, axis=0)
 
     def times(self, at: int) -> float:
         return float(np.median(self.mine[:, at]))

@@ -1,6 +1,6 @@
 """What is known of a slow network: how long the transfers of each group take, and whose links are slower than others'.
 
-A transfer begins when the last rank has come, so nobody's lateness is in it. What a group takes says nothing of which of
+A transfer begins when the last rank has come, so nobody's lateness is in it. What a group takes does not say which of
 its ranks has the slow link: all end together. Messages between two ranks (send, recv) do: where those of one rank take
 several times as long as those of the others, it is named.
 """
@@ -107,7 +107,9 @@ def _links(known: pl.DataFrame) -> SlowLinks | None:
         )
         .filter((pl.col("order") > 0) & (pl.col("low") != pl.col("high")))
     )
-    pairs = messages.group_by("low", "high").agg(pl.col("ns").median(), count=pl.len()).filter(pl.col("count") >= _FEWEST)
+    pairs = (
+        messages.group_by("low", "high").agg(pl.col("ns").median(), count=pl.len()).filter(pl.col("count") >= _FEWEST)
+    )
     found = []
     for rank in sorted({*pairs["low"], *pairs["high"]}):
         is_own = (pl.col("low") == rank) | (pl.col("high") == rank)

@@ -31,8 +31,8 @@ SCHEMA = (
     Column(
         "delay_ns",
         pl.Float64,
-        "median over steps of the time in which it is later than half of the others, less that in which it waits itself "
-        "or a transfer takes longer on it than on another rank; negative where that is more",
+        "median over steps of the time in which it is later than half of the others, less that in which it waits "
+        "itself or a transfer takes longer on it than on another rank; negative where that is more",
         "ns",
     ),
     Column("waiting_ns", pl.Float64, "median over steps of the time in which it waits for others", "ns"),
@@ -42,13 +42,13 @@ SCHEMA = (
 
 _WHERE = (
     Column("phase", pl.String, "of a rank that is named: the phase in which its own work takes longer than the others', "
-           "communication and waiting taken off; 'between phases' and 'between steps' are none; null: not known, or in no "
-           "one phase"),
+           "communication and waiting taken off; 'between phases' and 'between steps' are none; null: not known, or in "
+           "no one phase"),
     Column("own_ns", pl.Float64, "median over steps of its own time there", "ns"),
     Column("others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
     Column("cause", pl.String, "what takes half of the difference: 'an op' (self time on the loop's and autograd's "
-           "threads), 'an op on the device' (kernels and copies that it launches), else 'in Python', 'in the loader', 'in "
-           "no one phase' or 'not known'"),
+           "threads), 'an op on the device' (kernels and copies that it launches), else 'in Python', 'in the loader', "
+           "'in no one phase' or 'not known'"),
     Column("op", pl.String, "that op; null: no one op takes half of the difference"),
     Column("op_ns", pl.Float64, "median over steps of its self time", "ns"),
     Column("op_others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
@@ -92,7 +92,7 @@ class Stragglers:
     has_steps: bool
     step_ns: float | None
     late_in: Mapping[int, LatePhase] = field(default_factory=dict)
-    transfers: SlowTransfers = SlowTransfers()
+    transfers: SlowTransfers = field(default_factory=SlowTransfers)
 
     def located(self, own: Mapping[int, OwnTimes], traces: Mapping[int, MergedTrace]) -> "Stragglers":
         """The same with what the own times of the ranks say of those named, whose traces tell what calls an op."""
@@ -184,7 +184,9 @@ def _usable(collectives: pl.DataFrame) -> pl.DataFrame:
     known = ~pl.col("collective").is_in(LINKS) & pl.col("wait_ns").is_not_null() & (pl.col("num_found") > 1)
     return (
         collectives.lazy()
-        .select("window", "step", op, "rank", "order", "num_found", "arrival_ns", "wait_ns", "transfer_ns", "collective")
+        .select(
+            "window", "step", op, "rank", "order", "num_found", "arrival_ns", "wait_ns", "transfer_ns", "collective"
+        )
         .filter(known)
         .filter((pl.col("order") > 0).all().over(op))
         .with_columns(

@@ -75,15 +75,16 @@ def test_the_first_operation_of_a_window_does_not_count() -> None:
 
 
 def with_ends(steps: int, *operations: dict[int, tuple[int, int, int]], kind: str = "broadcast") -> pl.DataFrame:
-    """Operations of each step of 100 ms, of ``kind`` and at last an all_reduce: arrival, wait, transfer of each rank."""
+    """Operations of each step of 100 ms, of ``kind``, the last an all_reduce: arrival, wait, transfer of each rank."""
     rows = []
     for step in range(-1, steps):
         for number, ranks in enumerate(operations):
             is_last = number == len(operations) - 1
             for rank, (arrival, wait, transfer) in ranks.items():
                 rows.append({
-                    "collective_id": (step + 1) * len(operations) + number, "rank": rank, "window": 0, "step": max(step, 0),
-                    "order": (step + 1) * len(operations) + number, "collective": "all_reduce" if is_last else kind,
+                    "collective_id": (step + 1) * len(operations) + number, "rank": rank, "window": 0,
+                    "step": max(step, 0), "order": (step + 1) * len(operations) + number,
+                    "collective": "all_reduce" if is_last else kind,
                     "num_found": len(ranks), "arrival_ns": START + (100 * step + arrival) * MS, "wait_ns": wait * MS,
                     "transfer_ns": transfer * MS, "process_group": "0",
                     "end_ns": START + (100 * step + arrival + wait + transfer) * MS,
@@ -134,7 +135,7 @@ def test_a_rank_that_comes_last_for_ever_other_reasons_is_not_named_once_its_own
     excused = found.located(ranks, {})
     assert (found.ranks, excused.ranks, excused.late_in) == ((1,), (), {})
     assert not excused.table["is_straggler"].any()
-    assert excused.reason is not None and excused.reason.startswith("rank 1 comes last, but its own work")
+    assert str(excused.reason).startswith("rank 1 comes last, but its own work")
     # Without steps that all have, nothing is known of its work.
     assert found.located({0: OwnTimes(), 1: OwnTimes()}, {}).ranks == (1,)
 

@@ -26,8 +26,9 @@ from chakra_capture import capture
 from integrations.leaving import leave_after
 from integrations.slow_network import LIMIT, Addresses, Network
 
-# What each of forward and backward takes anyway, and what is slow takes more.
-BASE, FAULT, DELAY = 0.006, 0.05, 0.006
+# What each of forward and backward takes anyway; what is slow takes at least so much more, and so many times as long as
+# steps take on this machine without it, which may be busy; what a piece of data takes through a slow network.
+BASE, FAULT, TIMES, MOST, DELAY = 0.006, 0.05, 2.5, 0.4, 0.006
 FIRST, LAST = 3, 18
 LIMIT_S = 150
 
@@ -55,29 +56,31 @@ class Training:
     sends: bool = False
 
     def run(self, folder: Path, rank: int) -> None:
-        slow = self.slow if rank in self.ranks else None
-        network = Model(slow, has_buffers=self.has_buffers)
-        model = DistributedDataParallel(network)
+        fault = Fault(self.slow if rank in self.ranks else None)
+        model = DistributedDataParallel(Model(fault, has_buffers=self.has_buffers))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        nap = (2 if self.workers else 1) * FAULT  # a worker is ahead by what a step takes
-        loader = DataLoader(Items(nap if slow == "input" else 0.0), batch_size=2, num_workers=self.workers,
-                            prefetch_factor=1 if self.workers else None)  # fmt: skip
+        # A worker is ahead by what a step takes.
+        items = Items(fault, 2 if self.workers else 1)
+        loader = DataLoader(items, batch_size=2, num_workers=self.workers, prefetch_factor=1 if self.workers else None)
+        took = []
         with capture(settings(folder, FIRST, LAST, phases=False)) as session:
             batches = iter(loader)
             for number in range(LAST + 2):
+                if number == FIRST - 1:  # what was fetched ahead is used up in the recorded steps
+                    fault.begin(max(took[1:]))
+                start = time.perf_counter()
                 with session.step(number):
-                    self.step(session, batches, model, optimizer, slow)
+                    self.step(session, batches, model, optimizer, fault)
+                took.append(time.perf_counter() - start)
 
     def step(
-        self, session: Any, batches: Iterator[torch.Tensor], model: torch.nn.Module, optimizer: Any, slow: str | None
+        self, session: Any, batches: Iterator[torch.Tensor], model: torch.nn.Module, optimizer: Any, fault: "Fault"
     ) -> None:
         phase: Callable[[str], AbstractContextManager[None]] = session.phase
         with phase("input_wait"):
             batch = next(batches)
-        if slow == "outside":
-            multiply(FAULT)
-        if slow == "python":
-            count(FAULT)
+        multiply(fault.seconds("outside"))
+        count(fault.seconds("python"))
         with phase("forward"):
             out = model(batch).sum()
         with phase("backward"):
@@ -89,34 +92,47 @@ class Training:
             exchange()
 
 
-class Items(Dataset):
-    """Batches of two items, each of which is half of ``nap_s``."""
+class Fault:
+    """What takes longer on this rank, and how long from when it has begun; workers of the loader see that, too."""
 
-    def __init__(self, nap_s: float) -> None:
-        self.nap_s = nap_s
+    def __init__(self, where: str | None) -> None:
+        self.where, self._seconds = where, torch.zeros(1).share_memory_()
+
+    def begin(self, usual_s: float) -> None:
+        usual = torch.tensor(usual_s)
+        dist.all_reduce(usual, dist.ReduceOp.MAX)  # of ranks that are slow alike each takes as long
+        self._seconds.fill_(min(MOST, max(FAULT, TIMES * usual.item())))
+
+    def seconds(self, where: str) -> float:
+        return self._seconds.item() if self.where == where else 0.0
+
+
+class Items(Dataset):
+    """Items of which two make a batch."""
+
+    def __init__(self, fault: Fault, times: int) -> None:
+        self.fault, self.times = fault, times
 
     def __len__(self) -> int:
         return 2 * (LAST + 4)
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(self.nap_s / 2)
+        time.sleep(self.times * self.fault.seconds("input") / 2)
         return torch.ones(4)
 
 
 class Model(torch.nn.Module):
-    def __init__(self, slow: str | None, *, has_buffers: bool) -> None:
+    def __init__(self, fault: Fault, *, has_buffers: bool) -> None:
         super().__init__()
-        self.slow = slow
+        self.fault = fault
         self.layers = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
         if has_buffers:
             self.layers.append(torch.nn.BatchNorm1d(2))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         time.sleep(BASE)
-        if self.slow == "forward":
-            multiply(FAULT)
-        out = self.layers(inputs)
-        return SlowBackward.apply(out, FAULT if self.slow == "backward" else 0.0)
+        multiply(self.fault.seconds("forward"))
+        return SlowBackward.apply(self.layers(inputs), self.fault.seconds("backward"))
 
 
 class SlowBackward(torch.autograd.Function):
@@ -136,6 +152,8 @@ class SlowBackward(torch.autograd.Function):
 
 def multiply(seconds: float) -> None:
     """Compute in ``aten::mm`` for so long."""
+    if not seconds:
+        return
     end = time.perf_counter() + seconds
     with torch.no_grad():
         square = torch.ones(384, 384)
