@@ -2,7 +2,7 @@
 
     python scripts/straggler_seeds.py --seeds 20
     python scripts/straggler_seeds.py --seeds 200 --clean
-    python scripts/straggler_seeds.py --seeds 20 --op aten::_foreach_add_ --factor 40
+    python scripts/straggler_seeds.py --seeds 20 --op aten::convolution_backward --factor 8
 
 Each seed makes two runs (scripts/make_ranks.py) with clocks up to 50 ms and 50 ppm off, each rank on its own machine:
 in one a rank works slower, in the other none does. Both are merged; what was planted is read only to compare. A line
@@ -61,6 +61,7 @@ def try_seed(folder: Path, seed: int, settings: argparse.Namespace, *, slow: boo
     rank = random.Random(seed).randrange(settings.ranks) if slow else None
     argv = [str(folder), "--ranks", str(settings.ranks), "--steps", str(settings.steps), "--seed", str(seed)]
     argv += ["--clock-offsets", "50", "--drift-ppm", "50", "--ranks-per-host", "1"]
+    argv += ["--jitter", str(settings.jitter)]
     if rank is not None:
         argv += ["--straggler", f"{rank}:{settings.factor}" + (f":{settings.op}" if settings.op else "")]
     make_run(parse(argv))
@@ -118,6 +119,7 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--factor", type=float, default=1.3, help="how much longer the own work of the slow rank takes")
+    parser.add_argument("--jitter", type=float, default=0.01, help="spread of the ranks' own work (0.01: 1 %%)")
     parser.add_argument("--op", help="only what has this name takes longer; the verdict has to name it")
     parser.add_argument("--clean", action="store_true", help="only runs without a slow rank")
     settings = parser.parse_args()

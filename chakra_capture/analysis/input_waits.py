@@ -26,8 +26,8 @@ SCHEMA = (
     Column("share", pl.Float64, "input_wait_ns of the step; null like it"),
     Column("device_idle_ns", pl.Int64, "time of it in which the device has nothing to do; null = not measured", "ns"),
     Column("peers_wait_ns", pl.Int64, "what the other ranks together wait for this one in collectives of the step, of "
-           "each at most by how much its own input_wait is shorter; what they compute meanwhile is not taken off. null: the "
-           "ranks are not matched, or no input_wait is known", "ns"),
+           "each at most by how much its own input_wait is shorter; what they compute meanwhile is not taken off. "
+           "null: the ranks are not matched, or no input_wait is known", "ns"),
     Column("num_peers", pl.Int64, "ranks that wait so; null like peers_wait_ns"),
 )  # fmt: skip
 _KEYS = ("window", "step", "rank")

@@ -41,9 +41,9 @@ SCHEMA = (
 )  # fmt: skip
 
 _WHERE = (
-    Column("phase", pl.String, "of a rank that is named: the phase in which its own work takes longer than the others', "
-           "communication and waiting taken off; 'between phases' and 'between steps' are none; null: not known, or in "
-           "no one phase"),
+    Column("phase", pl.String, "of a rank that is named: the phase in which its own work takes longer than the others, "
+           "communication and waiting taken off; 'between phases' and 'between steps' are none; null: not known, or "
+           "in no one phase"),
     Column("own_ns", pl.Float64, "median over steps of its own time there", "ns"),
     Column("others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
     Column("cause", pl.String, "what takes half of the difference: 'an op' (self time on the loop's and autograd's "
