@@ -24,7 +24,7 @@ from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
 
-SCHEMA = (
+FOUND = (
     Column("rank", pl.Int64, "global rank"),
     Column("num_steps", pl.Int64, "steps (without steps: stretches of operations) in which its waits are known"),
     Column("num_latest", pl.Int64, "of these, in how many no other rank is later"),
@@ -54,7 +54,7 @@ _WHERE = (
     Column("op_others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
     Column("call_path", pl.String, "ops and annotations around it, the outermost first, where it takes the most time"),
 )  # fmt: skip
-EXPLAINED = (*SCHEMA, *_WHERE)
+SCHEMA = (*FOUND, *_WHERE)
 BETWEEN_PHASES = "between phases"
 
 # A rank is named if it is late by this share of a step, latest in this share of steps, and the others wait this share.
@@ -76,7 +76,7 @@ class Stragglers:
     """The stragglers of a run.
 
     Attributes:
-        table: of ``SCHEMA``, by rank.
+        table: of ``FOUND``, by rank.
         ranks: those named, the latest first.
         reason: why none is; None if one is.
         num_steps: steps that were looked at; stretches of operations where no step is marked (``has_steps``).
@@ -121,7 +121,7 @@ class Stragglers:
         }
 
     def explained(self) -> pl.DataFrame:
-        """The table with where and in what those named are slow: of ``EXPLAINED``."""
+        """The table with where and in what those named are slow: of ``SCHEMA``."""
         rows = [{"rank": rank, **_explanation(late)} for rank, late in self.late_in.items()]
         more = pl.DataFrame(rows, schema={"rank": pl.Int64, **{c.name: c.dtype for c in _WHERE}})
         return self.table.join(more, on="rank", how="left", validate="1:1", maintain_order="left")
@@ -157,7 +157,7 @@ def find_stragglers(collectives: pl.DataFrame, doubt_ns: Mapping[int, int]) -> S
             "share": median_delay / step_ns,
             "is_straggler": np.isin(np.arange(len(ranks)), named),
         },
-        schema={column.name: column.dtype for column in SCHEMA},
+        schema={column.name: column.dtype for column in FOUND},
     )
     by_delay = sorted(named, key=lambda at: (-median_delay[at], at))
     reason = None if named else verdict.reason(ranks)
@@ -344,5 +344,5 @@ def _why_nothing(collectives: pl.DataFrame) -> str:
 
 
 def _none(rows: pl.DataFrame, reason: str, *, has_steps: bool) -> Stragglers:
-    table = pl.DataFrame(schema={column.name: column.dtype for column in SCHEMA})
+    table = pl.DataFrame(schema={column.name: column.dtype for column in FOUND})
     return Stragglers(table, (), reason, rows["unit"].n_unique(), has_steps, None)

@@ -136,7 +136,7 @@ def stragglers(path: Path, /, *, options: Options = DEFAULTS) -> int:
 
     from chakra_capture.analysis.loop import loop_windows
     from chakra_capture.analysis.own_times import own_times
-    from chakra_capture.analysis.stragglers import EXPLAINED, find_stragglers
+    from chakra_capture.analysis.stragglers import SCHEMA, find_stragglers
 
     subject = open_subject(path, options)
     matched = subject.run.collectives
@@ -153,7 +153,7 @@ def stragglers(path: Path, /, *, options: Options = DEFAULTS) -> int:
     for rank in found.ranks:
         notes += _of_straggler(table.row(by_predicate=pl.col("rank") == rank, named=True))
     notes += _of_transfers(found.transfers)
-    return _show(Answer("stragglers", EXPLAINED, table, tuple(notes), _STRAGGLERS), options)
+    return _show(Answer("stragglers", SCHEMA, table, tuple(notes), _STRAGGLERS), options)
 
 
 def _stalls(table: "pl.DataFrame") -> list[str]:

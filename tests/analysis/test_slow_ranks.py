@@ -8,7 +8,7 @@ import pytest
 from analysis.series import found, of_kind, pair, plain, said, step
 from chakra_capture.analysis.late_ops import Cause, LateOp
 from chakra_capture.analysis.own_times import LatePhase
-from chakra_capture.analysis.stragglers import SCHEMA, Stragglers
+from chakra_capture.analysis.stragglers import FOUND, Stragglers
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_rank_with_few_steps_is_left_out_and_counted():
 def test_rank_that_only_collectives_show_to_be_late_is_named(share, severity):
     table = pl.DataFrame(
         [(0, 30, 0, -1e6, 9e6, -share, False), (1, 30, 30, share * 1e8, 0.0, share, True)],
-        schema={column.name: column.dtype for column in SCHEMA},
+        schema={column.name: column.dtype for column in FOUND},
         orient="row",
     )
     late = Stragglers(table, (1,), None, 30, True, 1e8)
@@ -160,7 +160,7 @@ def test_rank_that_only_collectives_show_to_be_late_is_named(share, severity):
 def test_rank_that_collectives_show_to_be_late_is_late_in_the_phase_that_its_own_time_shows(late, kind, phase):
     table = pl.DataFrame(
         [(0, 30, 0, -1e6, 9e6, -0.3, False), (1, 30, 30, 3e7, 0.0, 0.3, True)],
-        schema={column.name: column.dtype for column in SCHEMA},
+        schema={column.name: column.dtype for column in FOUND},
         orient="row",
     )
     stragglers = Stragglers(table, (1,), None, 30, True, 1e8, {} if late is None else {1: late})
@@ -176,7 +176,7 @@ def test_rank_that_collectives_show_to_be_late_is_late_in_the_phase_that_its_own
 def test_op_that_makes_a_rank_slow_is_said_beside_the_phase_that_it_is_of(phase, is_said):
     table = pl.DataFrame(
         [(0, 30, 0, -1e6, 9e6, -0.3, False), (1, 30, 30, 3e7, 0.0, 0.3, True)],
-        schema={column.name: column.dtype for column in SCHEMA},
+        schema={column.name: column.dtype for column in FOUND},
         orient="row",
     )
     what = LateOp(Cause.OP, "aten::mm", 26e6, 1e6, ("SlowBackward",))

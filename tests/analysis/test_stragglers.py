@@ -11,7 +11,7 @@ import pytest
 from planted import MS, START, US, Job, align, operation
 
 from chakra_capture.analysis.own_times import PARTS, OwnTimes
-from chakra_capture.analysis.stragglers import SCHEMA, find_stragglers
+from chakra_capture.analysis.stragglers import FOUND, find_stragglers
 from chakra_capture.trace.schema import COLLECTIVES
 
 
@@ -49,7 +49,7 @@ def test_a_rank_is_late_by_how_long_half_of_the_others_were_there_less_its_own_w
         (3, 10, 0, -28.0 * MS, 28.0 * MS, -0.28),
     ]
     assert (found.ranks, found.reason, found.num_steps, found.step_ns) == ((2,), None, 10, 100.0 * MS)
-    assert found.table.schema == pl.Schema({column.name: column.dtype for column in SCHEMA})
+    assert found.table.schema == pl.Schema({column.name: column.dtype for column in FOUND})
 
 
 def test_a_stretch_of_time_counts_once_however_many_operations_are_due_in_it() -> None:
