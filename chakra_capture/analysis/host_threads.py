@@ -14,12 +14,14 @@ from chakra_capture.annotations import BACKWARD, INPUT_WAIT, STEP_PREFIX
 from chakra_capture.trace.columns import Bool, Int64
 
 NEEDED = ("node_id", "kind", "name", "parent_id", "ts_ns", "dur_ns", "pid", "tid", "phase")
-_ENGINE_PREFIX = "autograd::engine::evaluate_function: "
+ENGINE_PREFIX = "autograd::engine::evaluate_function: "
+# Calls that wait for the device.
+BLOCKING = r"((Device|Ctx|Stream|Event)Synchronize|^(cuda|hip)Memcpy(WithStream)?)$"
 _ROWS = ("host_op", "annotation", "runtime")
 # By name. Recording, querying and timing an event does not block.
 _MARKS = {
     "loader": rf"^({INPUT_WAIT}|enumerate\(DataLoader\)#.*__next__)$",
-    "blocking": r"((Device|Ctx|Stream|Event)Synchronize|^(cuda|hip)Memcpy(WithStream)?)$",
+    "blocking": BLOCKING,
     "allocation": r"(Malloc|Free|HostAlloc|HostRegister|MemCreate|MemMap)",
     "barrier": r"^c10d::barrier",
     "gloo": r"^gloo:",
@@ -135,7 +137,7 @@ class HostThreads:
     @cached_property
     def _names(self) -> pl.Series:
         # By number: what follows groups millions of them.
-        return self.table["name"].str.strip_prefix(_ENGINE_PREFIX).cast(pl.Categorical)
+        return self.table["name"].str.strip_prefix(ENGINE_PREFIX).cast(pl.Categorical)
 
     def _key(self, track: Int64, times: Int64) -> Int64:
         low, width = self._range

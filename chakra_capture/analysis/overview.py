@@ -136,10 +136,11 @@ def overview(
     }
     shown = {trace.rank for trace in traces}
     communication, stragglers = _communication(MergedRun(run.merged_dir), shown) if traces else (None, None)
-    late = None if stragglers is None or not stragglers.ranks else MergedRun(run.merged_dir).collectives
-    by_phase = [_by_phase(trace, late) for trace in traces]
+    has_late = stragglers is not None and bool(stragglers.ranks)
+    by_phase = [_by_phase(trace, has_late=has_late) for trace in traces]
     if stragglers is not None:
-        stragglers = stragglers.located({trace.rank: own for trace, (_, _, own) in zip(traces, by_phase, strict=True)})
+        own = {trace.rank: own for trace, (_, _, own) in zip(traces, by_phase, strict=True)}
+        stragglers = stragglers.located(own, {trace.rank: trace for trace in traces})
     diagnosis = diagnose_series(series, stragglers) if series else None
     operators = _summed([operator_summary(t) for t in traces], ["name"], "self_ns")
     kernels = _summed([kernel_summary(t) for t in traces], ["name", "kind"], "total_ns")
@@ -173,10 +174,10 @@ def _findings(
     return run_findings(traces, shared, series=series, diagnosis=diagnosis, stragglers=stragglers)
 
 
-def _by_phase(trace: MergedTrace, collectives: pl.DataFrame | None) -> tuple[pl.DataFrame, pl.DataFrame, OwnTimes]:
+def _by_phase(trace: MergedTrace, *, has_late: bool) -> tuple[pl.DataFrame, pl.DataFrame, OwnTimes]:
     """Times of phases, parts of the rest, and times without waiting where collectives say that some rank is late."""
     windows = loop_windows(trace)
-    own = {} if collectives is None else own_times(trace, collectives, windows)
+    own = own_times(trace, windows) if has_late else OwnTimes()
     return phase_times(trace, windows=windows), rest_parts(trace, windows=windows), own
 
 

@@ -7,11 +7,13 @@ so there the rank that does not wait is the late one.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import polars as pl
 
 from chakra_capture.analysis.findings import Finding, Severity, graded, written_ms
+from chakra_capture.analysis.late_ops import Cause
 from chakra_capture.analysis.step_series import STEP
 from chakra_capture.analysis.step_window import Float, StepWindow
 from chakra_capture.analysis.stragglers import Stragglers
@@ -67,7 +69,21 @@ def slow_ranks(window: StepWindow, collectives: Stragglers | None) -> list[Findi
     for finding in found:
         finding.evidence["is_late_in_collectives"] = None if collectives is None else finding.ranks[0] in late
     named = {rank for finding in found for rank in finding.ranks}
-    return found + [each for rank in late if rank not in named and (each := _by_collectives(rank, collectives))]
+    found += [each for rank in late if rank not in named and (each := _by_collectives(rank, collectives))]
+    return [_with_op(finding, collectives) for finding in found]
+
+
+def _with_op(finding: Finding, collectives: Stragglers | None) -> Finding:
+    """The same with the op that makes the rank slow, where the recorded steps say so of the same phase."""
+    late = None if collectives is None else collectives.late_in.get(finding.ranks[0])
+    if late is None or late.what.op is None or (late.phase in _KINDS and late.phase != finding.phase):
+        return finding
+    what = late.what
+    more = (what.op_ns or 0.0) - (what.op_others_ns or 0.0)
+    where = " on the device" if what.cause == Cause.DEVICE else ""
+    said = f"{finding.summary[:-1]}; {what.op} takes {written_ms(more)} longer{where}."
+    evidence = {"op": what.op, "op_excess_ms": more / _MS, "call_path": list(what.call_path)}
+    return replace(finding, summary=said, evidence={**finding.evidence, **evidence})
 
 
 def _by_phase(window: StepWindow) -> list[Finding]:

@@ -1,9 +1,11 @@
 """Which ranks the others wait for, step by step, and whether one can be named.
 
-In a step a rank is late by the time in which half of the other members of an operation had come and it had not, less
-the time in which it waited itself for the last one: who is only late because it was made to wait is not counted. Each
-stretch of time counts once, however many operations were due in it. The first operation of a group in a window is left
-out: it takes up that the ranks begin to record at different times.
+In a step a rank is late by the time in which half of the other members of an operation had come and it had not, as far
+as they had to stay for it, less the time in which it was held itself: by the last one, or by a transfer that took
+longer on it than on another member. Who is only late because it was made to wait, or because its link is slow, is not
+counted. What an operation lets go is seen, not assumed: gloo's root of a broadcast waits for those it sends to, NCCL's
+need not. Each stretch of time counts once, however many operations were due in it. The first operation of a group in a
+window is left out: it takes up that the ranks begin to record at different times.
 """
 
 import math
@@ -15,26 +17,45 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from chakra_capture.analysis.own_times import LatePhase, OwnTimes, late_phases
-from chakra_capture.merge.across.roles import SYNCHRONISING
+from chakra_capture.analysis.late_ops import Cause
+from chakra_capture.analysis.own_times import LatePhase, OwnTimes, late_phases, with_path
+from chakra_capture.analysis.slow_transfers import LINKS, SlowTransfers, slow_transfers
 from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import Column
 
-SCHEMA = (
+FOUND = (
     Column("rank", pl.Int64, "global rank"),
     Column("num_steps", pl.Int64, "steps (without steps: stretches of operations) in which its waits are known"),
     Column("num_latest", pl.Int64, "of these, in how many no other rank is later"),
     Column(
         "delay_ns",
         pl.Float64,
-        "median over steps of the time in which it is later than half of the others, less "
-        "that in which it waits itself; negative where it waits more",
+        "median over steps of the time in which it is later than half of the others, less that in which it waits "
+        "itself or a transfer takes longer on it than on another rank; negative where that is more",
         "ns",
     ),
     Column("waiting_ns", pl.Float64, "median over steps of the time in which it waits for others", "ns"),
     Column("share", pl.Float64, "delay_ns of the time of a step; null = not measured"),
     Column("is_straggler", pl.Boolean, "the others wait for it, and chance does not explain that"),
-)
+)  # fmt: skip
+
+_WHERE = (
+    Column("phase", pl.String, "of a rank that is named: the phase in which its own work takes longer than the others, "
+           "communication and waiting taken off; 'between phases' and 'between steps' are none; null: not known, or "
+           "in no one phase"),
+    Column("own_ns", pl.Float64, "median over steps of its own time there", "ns"),
+    Column("others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
+    Column("cause", pl.String, "what takes half of the difference: 'an op' (self time on the loop's and autograd's "
+           "threads), 'an op on the device' (kernels and copies that it launches), else 'in Python', 'in the loader', "
+           "'in no one phase' or 'not known'"),
+    Column("op", pl.String, "that op; null: no one op takes half of the difference"),
+    Column("op_ns", pl.Float64, "median over steps of its self time", "ns"),
+    Column("op_others_ns", pl.Float64, "the same of the median of the other ranks", "ns"),
+    Column("call_path", pl.String, "ops and annotations around it, the outermost first, where it takes the most time"),
+)  # fmt: skip
+SCHEMA = (*FOUND, *_WHERE)
+BETWEEN_PHASES = "between phases"
 
 # A rank is named if it is late by this share of a step, latest in this share of steps, and the others wait this share.
 _LATE, _LATEST, _WAITING = 0.10, 0.80, 0.05
@@ -43,6 +64,7 @@ _TURNS = 0.10
 # How often a rank may be named among ranks that are all alike.
 _CHANCE = 0.01
 _PARTS = 20
+_EXCUSED = "rank {} comes last, but its own work takes longer by too little, or in too few steps, to blame it"
 # More say nothing new, and a matrix of ranks and steps has to be held.
 _MOST_STEPS = 4096
 
@@ -54,12 +76,13 @@ class Stragglers:
     """The stragglers of a run.
 
     Attributes:
-        table: of ``SCHEMA``, by rank.
+        table: of ``FOUND``, by rank.
         ranks: those named, the latest first.
         reason: why none is; None if one is.
         num_steps: steps that were looked at; stretches of operations where no step is marked (``has_steps``).
         step_ns: median time from one to the next; None where there are not two.
         late_in: where those named take longer than the others, as far as a phase shows it.
+        transfers: of groups that transfer for much of a step: a slow network makes no rank late.
     """
 
     table: pl.DataFrame
@@ -69,12 +92,20 @@ class Stragglers:
     has_steps: bool
     step_ns: float | None
     late_in: Mapping[int, LatePhase] = field(default_factory=dict)
+    transfers: SlowTransfers = field(default_factory=SlowTransfers)
 
-    def located(self, own: Mapping[int, OwnTimes]) -> "Stragglers":
-        """The same with what the own times of the ranks say of those named."""
+    def located(self, own: Mapping[int, OwnTimes], traces: Mapping[int, MergedTrace]) -> "Stragglers":
+        """The same with what the own times of the ranks say of those named, whose traces tell what calls an op."""
         if not self.ranks or self.step_ns is None:
             return self
-        return replace(self, late_in=late_phases(self.ranks, own, self.step_ns))
+        late = late_phases(self.ranks, own, self.step_ns)
+        late_in = {rank: with_path(each, traces[rank]) for rank, each in late.items() if each is not None}
+        # On a busy machine a rank may come last again and again for ever other reasons: that is none of the rank's.
+        excused = [rank for rank, each in late.items() if each is None]
+        ranks = tuple(rank for rank in self.ranks if rank not in excused)
+        table = self.table.with_columns(is_straggler=pl.col("rank").is_in(ranks))
+        reason = self.reason or (None if ranks else _EXCUSED.format(excused[0]))
+        return replace(self, table=table, ranks=ranks, reason=reason, late_in=late_in)
 
     def as_json(self) -> dict[str, Any]:
         """The same as plain JSON values."""
@@ -85,8 +116,15 @@ class Stragglers:
             "has_steps": self.has_steps,
             "step_ns": self.step_ns,
             "late_in": {str(rank): late.as_json() for rank, late in self.late_in.items()},
+            "transfers": self.transfers.as_json(),
             "table": self.table.to_dicts(),
         }
+
+    def explained(self) -> pl.DataFrame:
+        """The table with where and in what those named are slow: of ``SCHEMA``."""
+        rows = [{"rank": rank, **_explanation(late)} for rank, late in self.late_in.items()]
+        more = pl.DataFrame(rows, schema={"rank": pl.Int64, **{c.name: c.dtype for c in _WHERE}})
+        return self.table.join(more, on="rank", how="left", validate="1:1", maintain_order="left")
 
 
 def find_stragglers(collectives: pl.DataFrame, doubt_ns: Mapping[int, int]) -> Stragglers:
@@ -101,11 +139,11 @@ def find_stragglers(collectives: pl.DataFrame, doubt_ns: Mapping[int, int]) -> S
     rows = _with_units(rows, has_steps=has_steps).filter(pl.col("unit") < _MOST_STEPS)
     if rows.is_empty():
         return _none(rows, _why_nothing(collectives), has_steps=has_steps)
-    late, waiting, ranks = _per_unit(rows)
+    late, held, waiting, ranks = _per_unit(rows)
     step_ns = _unit_ns(rows)
     if step_ns is None:
         return _none(rows, "one step is too few", has_steps=has_steps)
-    delay = late - waiting
+    delay = late - held
     verdict = _Verdict(delay, waiting, step_ns, np.array([doubt_ns.get(rank, 0) for rank in ranks], dtype=np.float64))
     named = verdict.named()
     median_delay = np.nanmedian(delay, axis=0)
@@ -119,22 +157,42 @@ def find_stragglers(collectives: pl.DataFrame, doubt_ns: Mapping[int, int]) -> S
             "share": median_delay / step_ns,
             "is_straggler": np.isin(np.arange(len(ranks)), named),
         },
-        schema={column.name: column.dtype for column in SCHEMA},
+        schema={column.name: column.dtype for column in FOUND},
     )
     by_delay = sorted(named, key=lambda at: (-median_delay[at], at))
     reason = None if named else verdict.reason(ranks)
-    return Stragglers(table, tuple(ranks[at] for at in by_delay), reason, len(delay), has_steps, step_ns)
+    transfers = slow_transfers(collectives, step_ns if has_steps else None)
+    named_ranks = tuple(ranks[at] for at in by_delay)
+    return Stragglers(table, named_ranks, reason, len(delay), has_steps, step_ns, transfers=transfers)
+
+
+def _explanation(late: LatePhase) -> dict[str, Any]:
+    what = late.what
+    phase = late.phase or (None if what.cause == Cause.SPREAD else BETWEEN_PHASES)
+    return {
+        "phase": phase, "own_ns": late.own_ns, "others_ns": late.others_ns, "cause": str(what.cause), "op": what.op,
+        "op_ns": what.op_ns, "op_others_ns": what.op_others_ns, "call_path": " > ".join(what.call_path) or None,
+    }  # fmt: skip
 
 
 def _usable(collectives: pl.DataFrame) -> pl.DataFrame:
-    """Operations in which all wait for all, whose waits are known, but not the first of a group in a window."""
-    op = "collective_id"
-    known = pl.col("collective").is_in(SYNCHRONISING) & pl.col("wait_ns").is_not_null() & (pl.col("num_found") > 1)
+    """Operations of groups whose waits are known, but not the first of a group in a window.
+
+    With ``held_ns``: on each rank the wait, and how much longer the transfer takes than where it is shortest.
+    """
+    op, transfer = "collective_id", pl.col("transfer_ns").fill_null(0)
+    known = ~pl.col("collective").is_in(LINKS) & pl.col("wait_ns").is_not_null() & (pl.col("num_found") > 1)
     return (
         collectives.lazy()
-        .select("window", "step", op, "rank", "order", "collective", "num_found", "arrival_ns", "wait_ns")
+        .select(
+            "window", "step", op, "rank", "order", "num_found", "arrival_ns", "wait_ns", "transfer_ns", "collective"
+        )
         .filter(known)
         .filter((pl.col("order") > 0).all().over(op))
+        .with_columns(
+            held_ns=pl.col("wait_ns") + transfer - transfer.min().over(op),
+            end_ns=pl.col("arrival_ns") + pl.col("wait_ns") + transfer,
+        )
         .collect()
     )
 
@@ -151,36 +209,42 @@ def _with_units(rows: pl.DataFrame, *, has_steps: bool) -> pl.DataFrame:
     return rows.with_columns(unit=number // max(1, rows[op].n_unique() // _PARTS))
 
 
-def _per_unit(rows: pl.DataFrame) -> tuple[Float, Float, list[int]]:
-    """Time in which each rank was late and waited, by unit and rank; nan where a rank has none."""
-    rows = rows.sort("collective_id", "arrival_ns", "rank")
-    arrival = rows["arrival_ns"].to_numpy()
-    others = _median_of_others(arrival, rows["collective_id"].to_numpy())
-    rows = rows.with_columns(others=pl.Series(others))
-    due, came = pl.min_horizontal("others", "arrival_ns"), pl.col("arrival_ns")
+def _per_unit(rows: pl.DataFrame) -> tuple[Float, Float, Float, list[int]]:
+    """Time in which each rank was late, was held and waited, by unit and rank; nan where a rank has none."""
+    op, came = rows["collective_id"].to_numpy(), pl.col("arrival_ns")
+    rows = rows.with_columns(
+        pl.Series("due", _median_of_others(rows["arrival_ns"].to_numpy(), op)),
+        pl.Series("left", _median_of_others(rows["end_ns"].to_numpy(), op)),
+    )
     ranks = rows["rank"].unique().sort()
-    tables = [
-        _union(rows.select("unit", "rank", start=start, end=end))
-        for start, end in ((due, came), (came, came + pl.col("wait_ns")))
-    ]
+    # Half of the others had come and were there still: where they had left, nobody was kept.
+    late = pl.min_horizontal("due", came), pl.min_horizontal(came, pl.max_horizontal("due", "left"))
+    spans = (late, (came, came + pl.col("held_ns")), (came, came + pl.col("wait_ns")))
+    tables = [_union(rows.select("unit", "rank", start=start, end=end)) for start, end in spans]
     found = []
     for table in tables:
         matrix = np.full((int(rows["unit"].max() or 0) + 1, len(ranks)), np.nan)  # type: ignore[arg-type]
         matrix[table["unit"].to_numpy(), np.searchsorted(ranks.to_numpy(), table["rank"].to_numpy())] = table["ns"]
         found.append(matrix)
-    return found[0], found[1], ranks.to_list()
+    return found[0], found[1], found[2], ranks.to_list()
 
 
-def _median_of_others(arrival: Int64, op: Int64) -> Int64:
-    """Per row the median arrival of the other rows of its operation; rows are in order of operation and arrival."""
+def _median_of_others(times: Int64, op: Int64) -> Int64:
+    """Per row the median time of the other rows of its operation."""
+    order = np.lexsort((times, op))
+    found = np.empty_like(times)
+    found[order] = _median_of_others_sorted(times[order], op[order])
+    return found
+
+
+def _median_of_others_sorted(times: Int64, op: Int64) -> Int64:
     begins = np.flatnonzero(np.diff(op, prepend=op[:1] - 1))
     sizes = np.diff(begins, append=len(op))
     first, num_others = np.repeat(begins, sizes), np.repeat(sizes - 1, sizes)
     own = np.arange(len(op)) - first
-
     low, high = (num_others - 1) // 2, num_others // 2
-    lower: Int64 = arrival[first + low + (low >= own)]
-    upper: Int64 = arrival[first + high + (high >= own)]
+    lower: Int64 = times[first + low + (low >= own)]
+    upper: Int64 = times[first + high + (high >= own)]
     return lower + (upper - lower) // 2
 
 
@@ -271,14 +335,14 @@ class _Verdict:
 
 
 def _why_nothing(collectives: pl.DataFrame) -> str:
-    several = collectives.filter(pl.col("num_found") > 1, pl.col("collective").is_in(SYNCHRONISING))
+    several = collectives.filter(pl.col("num_found") > 1, ~pl.col("collective").is_in(LINKS))
     if several.is_empty():
-        return "no operation in which all wait for all is recorded on several ranks"
+        return "no operation of a group is recorded on several ranks"
     if several["wait_ns"].count() == 0:
         return "the waits of no operation are known: clocks cannot be compared, or ranks are missing"
     return "too few operations: the first of a window is left out"
 
 
 def _none(rows: pl.DataFrame, reason: str, *, has_steps: bool) -> Stragglers:
-    table = pl.DataFrame(schema={column.name: column.dtype for column in SCHEMA})
+    table = pl.DataFrame(schema={column.name: column.dtype for column in FOUND})
     return Stragglers(table, (), reason, rows["unit"].n_unique(), has_steps, None)

@@ -95,4 +95,5 @@ def _stragglers(subject: Subject) -> "Stragglers | None":
     found = find_stragglers(matched, {rank: clock.spread_ns or 0 for rank, clock in subject.run.clocks.items()})
     if not found.ranks:
         return found
-    return found.located({trace.rank: own_times(trace, matched, loop_windows(trace)) for trace in subject.traces})
+    own = {trace.rank: own_times(trace, loop_windows(trace)) for trace in subject.traces}
+    return found.located(own, {trace.rank: trace for trace in subject.traces})

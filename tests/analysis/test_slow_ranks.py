@@ -6,8 +6,9 @@ import polars as pl
 import pytest
 
 from analysis.series import found, of_kind, pair, plain, said, step
+from chakra_capture.analysis.late_ops import Cause, LateOp
 from chakra_capture.analysis.own_times import LatePhase
-from chakra_capture.analysis.stragglers import SCHEMA, Stragglers
+from chakra_capture.analysis.stragglers import FOUND, Stragglers
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_rank_with_few_steps_is_left_out_and_counted():
 def test_rank_that_only_collectives_show_to_be_late_is_named(share, severity):
     table = pl.DataFrame(
         [(0, 30, 0, -1e6, 9e6, -share, False), (1, 30, 30, share * 1e8, 0.0, share, True)],
-        schema={column.name: column.dtype for column in SCHEMA},
+        schema={column.name: column.dtype for column in FOUND},
         orient="row",
     )
     late = Stragglers(table, (1,), None, 30, True, 1e8)
@@ -159,7 +160,7 @@ def test_rank_that_only_collectives_show_to_be_late_is_named(share, severity):
 def test_rank_that_collectives_show_to_be_late_is_late_in_the_phase_that_its_own_time_shows(late, kind, phase):
     table = pl.DataFrame(
         [(0, 30, 0, -1e6, 9e6, -0.3, False), (1, 30, 30, 3e7, 0.0, 0.3, True)],
-        schema={column.name: column.dtype for column in SCHEMA},
+        schema={column.name: column.dtype for column in FOUND},
         orient="row",
     )
     stragglers = Stragglers(table, (1,), None, 30, True, 1e8, {} if late is None else {1: late})
@@ -169,6 +170,26 @@ def test_rank_that_collectives_show_to_be_late_is_late_in_the_phase_that_its_own
         assert finding.summary.startswith("Rank 1 ")
         assert "40.0 ms" in finding.summary
         assert finding.summary.endswith("the others 10.0 ms.")
+
+
+@pytest.mark.parametrize(("phase", "is_said"), [("backward", True), (None, True), ("backward", False)])
+def test_op_that_makes_a_rank_slow_is_said_beside_the_phase_that_it_is_of(phase, is_said):
+    table = pl.DataFrame(
+        [(0, 30, 0, -1e6, 9e6, -0.3, False), (1, 30, 30, 3e7, 0.0, 0.3, True)],
+        schema={column.name: column.dtype for column in FOUND},
+        orient="row",
+    )
+    what = LateOp(Cause.OP, "aten::mm", 26e6, 1e6, ("SlowBackward",))
+    stragglers = Stragglers(table, (1,), None, 30, True, 1e8, {1: LatePhase(phase, 40e6, 10e6, what)})
+    # By the phases of all steps it is its input that is slow, or nothing is.
+    slow = step(4, input_wait=31, forward=30, backward=50, optimizer=2)
+    ranks = (plain(), plain() if is_said else slow)
+    diagnosis = found(*([each] * 20 for each in ranks), collectives=stragglers)
+    (finding,) = [each for each in diagnosis.problems if "STRAGGLER" in each.kind]
+    assert (finding.evidence.get("op"), finding.evidence.get("call_path")) == (
+        ("aten::mm", ["SlowBackward"]) if is_said else (None, None)
+    )
+    assert finding.summary.endswith("; aten::mm takes 25.0 ms longer.") == is_said
 
 
 def test_longer_forward_of_a_rank_is_not_its_own_where_another_rank_is_late_by_as_much():

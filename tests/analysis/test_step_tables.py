@@ -1,14 +1,17 @@
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
 from builder import TraceBuilder, assert_table
 from commands import run
 
+from chakra_capture import layout
 from chakra_capture.analysis.input_waits import input_waits
 from chakra_capture.analysis.phase_means import phase_means
 from chakra_capture.analysis.step_tables import step_table
-from chakra_capture.trace.merged import MergedTrace
+from chakra_capture.trace.merged import MergedRun, MergedTrace
+from chakra_capture.trace.schema import COLLECTIVES
 
 
 def two_steps(folder: Path) -> MergedTrace:
@@ -84,3 +87,59 @@ def test_the_commands_name_the_rank_that_the_others_wait_for(tmp_path: Path) -> 
     few = json.loads(run("analyze", "stragglers", tmp_path, "--step", "3", "--json").out)
     assert not any(row["is_straggler"] for row in few["rows"])
     assert any(note.startswith("no rank is named") for note in few["notes"])
+
+
+def ranks(tmp_path: Path, waits: dict[int, tuple[int, int]], *, inputs: dict[int, int]) -> MergedRun:
+    """Two steps of 1000 us on ranks that wait for their input in the second one, and an all_reduce of each step.
+
+    Args:
+        waits: arrival in the all_reduce of the second step and wait there, by rank, us.
+        inputs: input_wait of the second step, by rank, us.
+    """
+    rows = []
+    for rank, (arrival, wait) in waits.items():
+        builder = TraceBuilder().step(1, 0, 1000).annotation("input_wait", 0, 10).annotation("forward", 20, 900)
+        builder.step(2, 1000, 1000).annotation("input_wait", 1000, inputs[rank]).annotation("forward", 1600, 300)
+        folder = tmp_path / f"rank={rank}"
+        builder.merged(tmp_path / f"made-{rank}").folder.rename(folder)
+        for step, start, waited in ((1, 900, 0), (2, arrival, wait)):
+            rows.append({
+                "collective_id": step, "rank": rank, "window": 0, "step": step, "order": step,
+                "collective": "all_reduce", "num_found": len(waits), "transfer_ns": 0,
+                "arrival_ns": start * 1000, "wait_ns": waited * 1000,
+                "last_rank": max(waits, key=lambda each: waits[each][0]),
+            })  # fmt: skip
+    pl.DataFrame(rows, schema=COLLECTIVES.schema).write_parquet(tmp_path / layout.COLLECTIVES_FILE)
+    return MergedRun(tmp_path)
+
+
+def test_input_wait_of_the_rank_that_comes_last_is_beside_what_the_others_wait_for_it(tmp_path: Path) -> None:
+    # 2 comes last, after waiting 500 us for its input. 0 waits 470 us for it, 1 only 100: it was slow itself.
+    # 3 waits 460, of which 100 at most are the input of 2: its own took 400.
+    waits = {0: (1430, 470), 1: (1800, 100), 2: (1900, 0), 3: (1440, 460)}
+    run = ranks(tmp_path, waits, inputs={0: 20, 1: 20, 2: 500, 3: 400})
+    traces = [MergedTrace(rank, tmp_path / f"rank={rank}") for rank in waits]
+    found = input_waits(traces, run)
+    assert_table(
+        found.select("rank", "step", "input_wait_ns", "peers_wait_ns", "num_peers"),
+        """
+        rank,step,input_wait_ns,peers_wait_ns,num_peers
+        0,1,10000,0,0
+        1,1,10000,0,0
+        2,1,10000,0,0
+        3,1,10000,0,0
+        0,2,20000,0,0
+        1,2,20000,0,0
+        2,2,500000,670000,3
+        3,2,400000,0,0
+        """,
+    )
+    assert input_waits(traces[2:3], run).rows() == found.filter(rank=2).rows()
+    unmatched = input_waits(traces).select("peers_wait_ns", "num_peers")
+    assert set(unmatched.rows()) == {(None, None)}
+
+
+def test_late_rank_with_no_more_input_than_the_others_costs_them_nothing_by_it(tmp_path: Path) -> None:
+    run = ranks(tmp_path, {0: (1430, 470), 1: (1900, 0)}, inputs={0: 100, 1: 100})
+    found = input_waits([MergedTrace(1, tmp_path / "rank=1")], run, steps=[2])
+    assert found.select("rank", "peers_wait_ns", "num_peers").rows() == [(1, 0, 0)]

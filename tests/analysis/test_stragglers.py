@@ -5,11 +5,13 @@ from math import comb
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 from planted import MS, START, US, Job, align, operation
 
-from chakra_capture.analysis.stragglers import SCHEMA, find_stragglers
+from chakra_capture.analysis.own_times import PARTS, OwnTimes
+from chakra_capture.analysis.stragglers import FOUND, find_stragglers
 from chakra_capture.trace.schema import COLLECTIVES
 
 
@@ -47,7 +49,7 @@ def test_a_rank_is_late_by_how_long_half_of_the_others_were_there_less_its_own_w
         (3, 10, 0, -28.0 * MS, 28.0 * MS, -0.28),
     ]
     assert (found.ranks, found.reason, found.num_steps, found.step_ns) == ((2,), None, 10, 100.0 * MS)
-    assert found.table.schema == pl.Schema({column.name: column.dtype for column in SCHEMA})
+    assert found.table.schema == pl.Schema({column.name: column.dtype for column in FOUND})
 
 
 def test_a_stretch_of_time_counts_once_however_many_operations_are_due_in_it() -> None:
@@ -70,6 +72,72 @@ def test_the_first_operation_of_a_window_does_not_count() -> None:
     table = collectives(*[(n, {0: 100 * n, 1: 100 * n + 30}) for n in range(10)])
     late = table.with_columns(order=pl.when(pl.col("collective_id") == 4).then(0).otherwise("order"))
     assert find_stragglers(late, {}).num_steps == find_stragglers(table, {}).num_steps - 1
+
+
+def with_ends(steps: int, *operations: dict[int, tuple[int, int, int]], kind: str = "broadcast") -> pl.DataFrame:
+    """Operations of each step of 100 ms, of ``kind``, the last an all_reduce: arrival, wait, transfer of each rank."""
+    rows = []
+    for step in range(-1, steps):
+        for number, ranks in enumerate(operations):
+            is_last = number == len(operations) - 1
+            for rank, (arrival, wait, transfer) in ranks.items():
+                rows.append({
+                    "collective_id": (step + 1) * len(operations) + number, "rank": rank, "window": 0,
+                    "step": max(step, 0), "order": (step + 1) * len(operations) + number,
+                    "collective": "all_reduce" if is_last else kind,
+                    "num_found": len(ranks), "arrival_ns": START + (100 * step + arrival) * MS, "wait_ns": wait * MS,
+                    "transfer_ns": transfer * MS, "process_group": "0",
+                    "end_ns": START + (100 * step + arrival + wait + transfer) * MS,
+                })  # fmt: skip
+    return pl.DataFrame(rows, schema=COLLECTIVES.schema)
+
+
+def test_a_rank_that_is_late_in_a_broadcast_whose_root_stays_for_it_is_late() -> None:
+    # Rank 1 comes 30 ms after the root, which stays (gloo): nobody is late afterwards.
+    table = with_ends(10, {0: (0, 0, 31), 1: (30, 0, 1)}, {0: (60, 0, 1), 1: (60, 0, 1)})
+    found = find_stragglers(table, {})
+    assert found.table["delay_ns"].to_list() == [-30.0 * MS, 30.0 * MS]
+    waits = with_ends(10, {0: (0, 30, 1), 1: (30, 0, 1)}, {0: (60, 0, 1), 1: (60, 0, 1)})
+    assert find_stragglers(waits, {}).ranks == (1,)
+
+
+def test_a_rank_that_is_late_in_a_broadcast_is_not_late_twice_where_the_root_does_not_stay() -> None:
+    # NCCL's root leaves at once; what it lost shows in the all_reduce.
+    table = with_ends(10, {0: (0, 0, 1), 1: (30, 0, 1)}, {0: (20, 30, 1), 1: (50, 0, 1)})
+    found = find_stragglers(table, {})
+    assert found.table["delay_ns"].to_list() == [-30.0 * MS, 31.0 * MS]  # 1 ms in which the root was there still
+
+
+def test_a_rank_that_hands_a_broadcast_on_to_a_late_one_is_not_late_itself() -> None:
+    # 1 stays in the broadcast for 3, whom it sends to; 0 and 2 leave, and wait for both of them later.
+    first = {0: (0, 0, 1), 1: (0, 0, 31), 2: (0, 0, 1), 3: (30, 0, 1)}
+    found = find_stragglers(with_ends(10, first, {0: (20, 30, 1), 1: (50, 0, 1), 2: (20, 30, 1), 3: (50, 0, 1)}), {})
+    assert found.ranks == (3,)
+    assert found.table.filter(rank=1)["delay_ns"].to_list() == [0.0]
+
+
+def test_a_rank_whose_transfers_take_longer_is_not_late_for_that() -> None:
+    # A slow link: all wait from 0 to 40 in the transfer, 1 to 60. It is 20 ms late the next time.
+    table = with_ends(10, {0: (0, 0, 40), 1: (0, 0, 60)}, {0: (70, 20, 1), 1: (90, 0, 1)}, kind="all_reduce")
+    found = find_stragglers(table, {})
+    assert (found.ranks, found.table["delay_ns"].to_list()) == ((), [-20.0 * MS, 0.0])
+    (group,) = found.transfers.groups
+    assert (group.process_group, group.ranks, group.transfer_ns) == ("0", (0, 1), 41.0 * MS)
+
+
+def test_a_rank_that_comes_last_for_ever_other_reasons_is_not_named_once_its_own_work_is_known() -> None:
+    found = find_stragglers(collectives(*[(n, {0: 100 * n, 1: 100 * n + 30}) for n in range(12)]), {})
+    own = np.zeros((12, len(PARTS)))
+    own[:, PARTS.index("forward")], usual = 40 * MS, own.copy()
+    busy = usual.copy()
+    busy[:, PARTS.index("backward")] = [30 * MS * (step % 2) for step in range(12)]
+    ranks = {rank: OwnTimes(dict(enumerate(times))) for rank, times in enumerate((usual, busy))}
+    excused = found.located(ranks, {})
+    assert (found.ranks, excused.ranks, excused.late_in) == ((1,), (), {})
+    assert not excused.table["is_straggler"].any()
+    assert str(excused.reason).startswith("rank 1 comes last, but its own work")
+    # Without steps that all have, nothing is known of its work.
+    assert found.located({0: OwnTimes(), 1: OwnTimes()}, {}).ranks == (1,)
 
 
 @pytest.mark.parametrize("num_steps", [7, 8])
@@ -116,8 +184,8 @@ def test_without_steps_stretches_of_operations_are_looked_at() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"collective": "broadcast"}, "no operation in which all wait for all is recorded on several ranks"),
-        ({"num_found": 1}, "no operation in which all wait for all is recorded on several ranks"),
+        ({"collective": "send"}, "no operation of a group is recorded on several ranks"),
+        ({"num_found": 1}, "no operation of a group is recorded on several ranks"),
         ({"wait_ns": None}, "the waits of no operation are known: clocks cannot be compared, or ranks are missing"),
         ({"order": 0}, "too few operations: the first of a window is left out"),
         ({"step": 3}, "one step is too few"),
