@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from chakra_capture import capture
 
-# Steps 3 to 7 are recorded; of ranks that are compared with each other 20.
-FIRST, LAST, LAST_OF_MANY = 3, 7, 22
+# Steps 3 to 12 are recorded; of ranks that are compared with each other 20.
+FIRST, LAST, LAST_OF_MANY = 3, 12, 22
 NAP = 0.02
 WIDE = 384
 

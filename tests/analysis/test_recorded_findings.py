@@ -156,7 +156,7 @@ def test_operators_of_the_optimizer_are_counted_as_the_trace_has_them(recorded):
     # Right under Optimizer.step, that is; Adam has 9 for each of 120 parameters.
     steps = nodes.filter(pl.col("name").str.starts_with("Optimizer.step#"))["node_id"]
     count = nodes.filter(pl.col("parent_id").is_in(steps.implode()) & (pl.col("kind") == "host_op")).height
-    assert finding.evidence["num_ops"] == count / 5  # all steps have as many
+    assert finding.evidence["num_ops"] == count / 10  # all steps have as many
 
 
 def test_copies_to_another_dtype_are_those_of_the_trace(recorded):
@@ -167,7 +167,7 @@ def test_copies_to_another_dtype_are_those_of_the_trace(recorded):
     (file,) = (folder.parent / "0_kineto").glob("rank-0.json*")
     events = json.loads(file.read_text())["traceEvents"]
     types = [event["args"].get("Input type", [])[:2] for event in events if event["name"] == "aten::copy_"]
-    assert sum({*pair} == {"float", "double"} for pair in types) >= 5 * 16
+    assert sum({*pair} == {"float", "double"} for pair in types) >= 10 * 16
 
 
 def test_of_many_ranks_some_are_looked_at_and_those_that_are_slow(recorded, tmp_path):
