@@ -48,6 +48,16 @@ Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Legend:
+    """One entry beside a drawing: its word and, where it has one, its number."""
+
+    tone: str
+    name: str
+    text: str = ""
+    value: float | int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """A table, the row that sums it, and in a fold the same at length."""
 
@@ -58,22 +68,13 @@ class Table:
     title: str | None = None
     total: Row | None = None
     fold: "Table | None" = None
+    legend: Sequence[Legend] = ()
     note: Prose | None = None
 
     @property
     def is_filtered(self) -> bool:
         """Whether a field to search it is worth its room."""
-        return len(self.rows) > 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Legend:
-    """One entry beside a drawing: its word and its number."""
-
-    tone: str
-    name: str
-    text: str
-    value: float | int
+        return len(self.rows) > 20 and any(column.kind == "name" for column in self.columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

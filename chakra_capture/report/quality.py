@@ -24,12 +24,13 @@ class Word(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One check: its result, and what that means for whom."""
+    """One check: its result, what that means, and the anchors of the sections that it limits."""
 
     name: str
     result: str
     effect: str = ""
     word: Word = Word.GOOD
+    sections: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ def _recorded(facts: Facts) -> Iterator[Check]:
     of = "" if facts.world_size is None else f" of {facts.world_size}"
     missing = facts.world_size is not None and len(known) < facts.world_size
     yield Check(
-        "ranks", f"{len(known)}{of} ({ranges(known)})",
+        "ranks", f"{len(known)}{of} (rank {ranges(known)})",
         "who waits for whom is known only among these" if missing else "",
     )  # fmt: skip
     if facts.steps.height:
@@ -95,17 +96,20 @@ def _linked(facts: Facts, windows: list[dict[str, Any]]) -> Iterator[Check]:
     if ops:
         few = (linked or 0) < _FEW_LINKED * ops
         yield Check("host operators found in the device trace", f"{count(linked)} of {count(ops)}",
-                    "operators, kernels by operator" if few else "", Word.LIMITED if few else Word.GOOD)  # fmt: skip
+                    "shapes and identities of the others are not known" if few else "",
+                    Word.LIMITED if few else Word.GOOD, ("names",))  # fmt: skip
     activities, launched = _sum(facts, "activities"), _sum(facts, "launched")
     if activities:
         few = (launched or 0) < _FEW_LINKED * activities
         yield Check("GPU activities with their launch call", f"{count(launched)} of {count(activities)}",
-                    "idle causes, launches, critical path" if few else "", Word.LIMITED if few else Word.GOOD)  # fmt: skip
+                    "what launched the others is not known" if few else "",
+                    Word.LIMITED if few else Word.GOOD, ("gpu", "path", "what-if"))  # fmt: skip
     early = sum(window["device"]["orphans"]["launch_not_in_file"] for window in windows if window["device"])
     if activities:
         yield Check("activities launched outside the recording", count(early))
     if any(window["device"] and window["device"]["tail_lost"] for window in windows):
-        yield Check("end of the device trace", "lost", "GPU times are not measured", Word.LIMITED)
+        yield Check("end of the device trace", "lost", "GPU times are not measured", Word.LIMITED,
+                    ("step", "gpu"))  # fmt: skip
     backward: dict[str, int] = {}
     for window in windows:
         for kind, number in window["edges_backward_left_out"].items():
@@ -116,11 +120,12 @@ def _linked(facts: Facts, windows: list[dict[str, Any]]) -> Iterator[Check]:
 
 def _repaired(facts: Facts, windows: list[dict[str, Any]]) -> Iterator[Check]:
     if salvaged := [rank.rank for rank in facts.ranks if rank.salvaged]:
-        yield Check("files", f"cut or repaired on rank {ranges(salvaged)}", "what was lost is in no table", Word.LIMITED)
+        yield Check("files", f"cut or repaired on rank {ranges(salvaged)}", "what was lost is in no table", Word.LIMITED,
+                    ("step", "steps", "gpu", "names", "communication", "path", "what-if"))  # fmt: skip
     forced = any(window["pairing"] and window["pairing"]["forced"] for window in windows)
     if forced:
         yield Check("host and device trace", "of different runs, merged by force",
-                    "shapes and identities of operators are those of the other run", Word.LIMITED)  # fmt: skip
+                    "shapes and identities of operators are those of the other run", Word.LIMITED, ("names",))  # fmt: skip
     repaired = sum(window["repairs"]["rows_repaired"] for window in windows)
     clipped = sum(sum(window["repairs"].values()) for window in windows) - repaired
     if windows:
@@ -145,8 +150,8 @@ def _times(facts: Facts) -> Iterator[Check]:
     if unexplained is not None:
         bad = unexplained > MOST_UNEXPLAINED
         yield Check("idle time without a recorded reason", share(unexplained),
-                    "GPU: draw no conclusion from its idle causes" if bad else "",
-                    Word.LIMITED if bad else Word.GOOD)  # fmt: skip
+                    "draw no conclusion from its causes" if bad else "",
+                    Word.LIMITED if bad else Word.GOOD, ("gpu",))  # fmt: skip
     path = facts.replayed.path
     if path is not None and path.height:
         whole = path.filter(pl.col("step").is_null())
@@ -155,7 +160,8 @@ def _times(facts: Facts) -> Iterator[Check]:
         )
         bad = part > MOST_UNEXPLAINED
         yield Check("critical path without a recorded reason", share(part),
-                    "critical path, what if" if bad else "", Word.LIMITED if bad else Word.GOOD)  # fmt: skip
+                    "trust neither it nor the predictions" if bad else "",
+                    Word.LIMITED if bad else Word.GOOD, ("path", "what-if"))  # fmt: skip
 
 
 def _sum(facts: Facts, field: str) -> int | None:

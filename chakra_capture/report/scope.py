@@ -7,6 +7,7 @@ import polars as pl
 
 from chakra_capture.analysis import idle_gaps, idle_host
 from chakra_capture.annotations import BETWEEN_STEPS, INPUT_WAIT, PHASE_NAMES
+from chakra_capture.analysis.phases import RESIDUAL
 from chakra_capture.report.facts import Facts
 from chakra_capture.report.words import count_of, ranges
 
@@ -70,6 +71,8 @@ def scope_of(facts: Facts) -> Scope:
         several = steps["rank"].n_unique() > 1
         over = f"mean of {count_of(steps.height, 'profiled step')}: {numbers} of rank{'s' if several else ''} {ranks}"
         return Scope("step", steps.height, over, facts.step_ns)
+    if not facts.ranks and facts.phases:
+        return _of_all_steps(facts)
     whole = facts.steps.filter(pl.col("step").is_null() & pl.col("dur_ns").is_not_null()) if facts.steps.height else None
     if whole is None or whole.is_empty():
         return Scope("window", 0, "nothing that was timed", None)
@@ -78,11 +81,33 @@ def scope_of(facts: Facts) -> Scope:
     return Scope("window", whole.height, over, float(mean) if isinstance(mean, int | float) else None)
 
 
+def _of_all_steps(facts: Facts) -> Scope:
+    """Of a run that recorded no window: all steps whose phases were timed."""
+    means = [summary.step_mean_ns for summary in facts.phases.values() if summary.step_mean_ns is not None]
+    num = sum(summary.num_steps for summary in facts.phases.values())
+    several = len(facts.phases) > 1
+    over = f"mean of {count_of(num, 'step')} of rank{'s' if several else ''} {ranges(sorted(facts.phases))}"
+    return Scope("step", num, over, sum(means) / len(means) if means else None)
+
+
+def loop_parts(facts: Facts) -> dict[str | None, float]:
+    """In which phases the loop is, None for the rest; sums to the step. Empty where nothing tells."""
+    means = facts.phase_means
+    if means.height:
+        return dict(zip(means["phase"].to_list(), means["wall_ns"].to_list(), strict=True))
+    tables = [summary.table for summary in facts.phases.values() if summary.step_mean_ns is not None]
+    if not tables:
+        return {}
+    rows = pl.concat(tables).filter((pl.col("place") == "step") & pl.col("mean_ns").is_not_null())
+    sums = rows.group_by("phase").agg(pl.col("mean_ns").sum() / len(tables))
+    return {None if phase == RESIDUAL else phase: ns for phase, ns in sums.iter_rows()}
+
+
 def device_parts(facts: Facts, scope: Scope) -> dict[str, float] | None:
     """What the device did in it: four times that sum to it; None where that was not measured."""
     if scope.is_step:
         means = facts.phase_means
-        if not means["device_idle_ns"].count():
+        if not means.height or not means["device_idle_ns"].count():
             return None
         found = {part: float(means[column].sum()) for part, (column, _) in DEVICE_PARTS.items()}
         return {**found, IDLE: float(means["device_idle_ns"].sum())}

@@ -19,6 +19,7 @@ from chakra_capture.report.scope import (
     device_parts,
     idle_by_cause,
     in_order,
+    loop_parts,
     phase_tone,
     phase_word,
 )
@@ -29,7 +30,8 @@ from markupsafe import Markup
 _MUCH, _BUSY, _COMPUTES = 0.10, 0.85, 0.90
 # Steps of one kind of work that differ by so much are unsteady.
 _UNSTEADY = 1.5
-_FEWEST = 3
+# Of so many steps the shortest and the longest are chance.
+_FEWEST, _MANY = 3, 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ def input_wait_ns(facts: Facts, scope: Scope) -> tuple[float | None, float | Non
     if known is not None and known.height:
         waits = float(known["input_wait_ns"].sum()) / known.height
         return waits, waits * known.height / float(known["dur_ns"].sum())
+    # What the loader marks; without such a mark nobody knows.
+    marked = facts.phase_means.filter(pl.col("phase") == INPUT_WAIT) if facts.phase_means.height else None
+    if marked is not None and marked.height and scope.total_ns:
+        waits = float(marked["wall_ns"][0])
+        return waits, waits / scope.total_ns
     return None, None
 
 
@@ -168,15 +175,21 @@ def _by_device(facts: Facts, scope: Scope, found: Sequence[Finding]) -> tuple[st
 
 
 def _by_steps(facts: Facts, scope: Scope, found: Sequence[Finding]) -> tuple[str, Prose] | None:
-    steps = facts.whole_steps if facts.steps.height else None
-    if facts.has_device or steps is None or steps.height < _FEWEST or facts.phases:
+    if facts.has_device:
         return None
-    least, most = int(steps["dur_ns"].min()), int(steps["dur_ns"].max())  # type: ignore[arg-type]
+    usual = facts.history.filter(~pl.col("profiled") & ~pl.col("first"))["work_ns"]
+    steps = facts.whole_steps["dur_ns"] if facts.steps.height else usual
+    times = usual if len(usual) else steps
+    if len(times) < _FEWEST:
+        return None
+    whole = len(times) < _MANY
+    least, most = (_float(times.quantile(part, "nearest")) for part in ((0.0, 1.0) if whole else (0.1, 0.9)))
     if most < _UNSTEADY * least:
         return None
     unit = unit_for([most], 0)
-    ranks = ", on all ranks together" if len(facts.ranks) > 1 else ""
-    head = f"Steps are unsteady: {unit.cell(least)} to {unit.text(most)} for the same work{ranks}."
+    ranks = ", on all ranks together" if len(facts.ranks or facts.phases) > 1 else ""
+    which = "" if whole else "8 of 10 take "
+    head = f"Steps are unsteady: {which}{unit.cell(least)} to {unit.text(most)} for the same work{ranks}."
     return head, plain(f"No GPU was recorded, so all times are CPU times. {_largest(facts, scope)}")
 
 
@@ -236,21 +249,27 @@ def _step_figure(facts: Facts, scope: Scope) -> Figure:
     outside = [summary for summary in facts.phases.values() if summary.step_median_ns is not None]
     usual = facts.history.filter(~pl.col("profiled") & ~pl.col("first"))
     if outside and usual.height:
-        median, low, high = (usual["work_ns"].quantile(part, "nearest") for part in (0.5, 0.1, 0.9))
+        low, high = (usual["work_ns"].quantile(part, "nearest") for part in (0.1, 0.9))
+        median = _float(usual["work_ns"].median())
         return Figure(span(median), f"step, median of {usual.height:,} outside the window; {_range(low, high)}")
     steps = facts.whole_steps if facts.steps.height else None
     if steps is not None and steps.height:
         times = steps["dur_ns"]
         low, high = times.min(), times.max()
-        return Figure(span(times.quantile(0.5, "nearest")), f"step, median of {steps.height}; {_range(low, high)}")
+        return Figure(span(_float(times.median())), f"step, median of {steps.height}; {_range(low, high)}")
     return Figure(span(scope.total_ns), "the window; no step is marked")
+
+
+def _float(value: object) -> float:
+    assert isinstance(value, int | float)
+    return float(value)
 
 
 def _range(low: object, high: object) -> str:
     assert isinstance(low, int | float)
     assert isinstance(high, int | float)
     unit = unit_for([high], 1)
-    return f"{unit.cell(low)}{DASH}{unit.text(high)}"
+    return f"{unit.cell(low)}{DASH}{unit.cell(high)}{'' if unit.name == 'ms' else f' {unit.name}'}"
 
 
 def _bar(facts: Facts, scope: Scope) -> tuple[Markup | None, str]:
@@ -289,10 +308,7 @@ def _idle_segments(facts: Facts, scope: Scope, idle: float) -> list[Segment]:
 
 def cpu_segments(facts: Facts, scope: Scope) -> list[Segment]:
     """In which phases the loop was."""
-    means = facts.phase_means
-    if not scope.is_step or not means.height:
-        return []
-    times = dict(zip(means["phase"].to_list(), means["wall_ns"].to_list(), strict=True))
+    times = loop_parts(facts) if scope.is_step else {}
     return [
         Segment(name=phase_word(phase), value=times[phase], tone=phase_tone(phase), text=span(times[phase]))
         for phase in in_order(list(times))

@@ -123,7 +123,10 @@ def size(num_bytes: float | None) -> str:
 
 def bandwidth(bytes_per_s: float | None) -> str:
     """A rate in GB/s, as a number alone; nothing where it is not known."""
-    return "" if bytes_per_s is None else f"{bytes_per_s / 1e9:.3g}"
+    if bytes_per_s is None:
+        return ""
+    value = bytes_per_s / 1e9
+    return number(value, 1) if value >= 1 else f"{value:.3f}" if value >= 0.001 else "< 0.001"
 
 
 def count(value: float | None) -> str:

@@ -20,11 +20,12 @@ _DEVICE = (
 
 def section(facts: Facts, scope: Scope) -> Section:
     """Two bars of equal length, and a table of phases."""
-    question = prose(f"What was the loop in, what was the GPU doing? Times are the {scope.over}.")
+    what = ", what was the GPU doing" if facts.has_device else ""
+    question = prose(f"What was the loop in{what}? Times are the {scope.over}.")
     if not scope.is_step:
         question = prose(f"What was the GPU doing? Times are those of {scope.over}.")
     title = "Where one step goes" if scope.is_step else "Where the window goes"
-    if scope.is_step and not _is_recorded(facts) and facts.phase_means["phase"].count():
+    if facts.ranks and scope.is_step and not _is_recorded(facts) and facts.phase_means["phase"].count():
         title += ", from annotations"
     return Section(anchor="step", nav="Step" if scope.is_step else "Window", title=title, question=question,
                    blocks=_blocks(facts, scope))  # fmt: skip
@@ -52,15 +53,15 @@ def _blocks(facts: Facts, scope: Scope) -> list[Block]:
         blocks.append(_drawing("anatomy-gpu", "The GPU", device))
     elif facts.has_device:
         blocks.append(State("When the GPU was busy is not known.", prose("The end of its trace is lost.")))
-    if cpu:
+    if cpu and facts.ranks:
         blocks.append(_table(facts, scope))
-    elif not device:
+    elif not cpu and not device:
         blocks.append(
             State("No step is marked in this window.",
                   prose("With a step for each batch (`session.step(g)`, or an integration) its phases are shown here. "
                         "The operators below are those of the whole window."))
         )  # fmt: skip
-    if scope.is_step and not _is_recorded(facts):
+    if facts.ranks and scope.is_step and not _is_recorded(facts):
         text = (
             "The recording marks no phases: those shown are read from what autograd, optimizer and loader mark. "
             "`chakra_profile.phases=true` marks all five."

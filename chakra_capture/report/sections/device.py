@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from chakra_capture.annotations import INPUT_WAIT
 from chakra_capture.report import charts
 from chakra_capture.report.blocks import Beside, Block, Cell, Column, Note, Section, State, Table, number_cell
 from chakra_capture.report.facts import Facts
@@ -35,7 +36,8 @@ def _blocks(facts: Facts, scope: Scope) -> list[Block]:
 
 def _nothing(facts: Facts) -> Block:
     if not facts.ranks:
-        return State("No window was recorded.", prose("With `chakra_profile.start_step` a window of steps is recorded."))
+        text = "With `chakra_profile.start_step` and `end_step` a window of steps is recorded, with what the GPU did."
+        return State("No window was recorded.", prose(text))
     device = any(rank.activities is not None for rank in facts.ranks)
     if not device:
         text = "Give the device trace beside the host trace to see when operators and the GPU ran."
@@ -70,7 +72,8 @@ def _idle(facts: Facts, scope: Scope) -> Block:
         for cause in causes
     ]  # fmt: skip
     total = (Cell(text="idle"), Cell(), number_cell(unit.cell(idle), idle), number_cell("100 %", 1.0), Cell(), Cell())
-    if not any(cause.is_input for cause in causes) and not facts.steps["input_wait_ns"].count():
+    marked = facts.steps["input_wait_ns"].count() or (facts.phase_means["phase"] == INPUT_WAIT).any()
+    if not any(cause.is_input for cause in causes) and not marked:
         rows.append((Cell(text="input wait"), Cell(), Cell(text="not recorded"), Cell(), Cell(), Cell()))
     title = f"Idle by cause, per {scope.noun}"
     return Table(name="idle", title=title, columns=columns, rows=rows, total=total)

@@ -84,7 +84,8 @@ def _table(rows: pl.DataFrame, total: int, *, several: bool) -> Table:
     if rest.height:
         ns = int(rest["total_ns"].sum())
         others = {"category": None, "name": f"{rest.height:,} others", "phase": None, "on_rank": None}
-        found.append(_row({**others, "total_ns": ns, "count": int(rest["count"].sum())}, total, most, several))
+        row = _row({**others, "total_ns": ns, "count": int(rest["count"].sum())}, total, most, several)
+        found.append((Cell(text=others["name"]), *row[1:-4], Cell(), *row[-3:]))  # longer than any bar
     last = [Cell(text="critical path"), *[Cell()] * (3 + several), number_cell(unit.cell(total), total),
             number_cell("100 %", 1.0), Cell()]  # fmt: skip
     return Table(name="path-names", title="Longest on it", columns=columns, rows=found, total=tuple(last))

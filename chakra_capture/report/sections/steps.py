@@ -5,13 +5,17 @@ from collections.abc import Sequence
 import numpy as np
 import polars as pl
 
-from chakra_capture.annotations import PHASE_NAMES
+from chakra_capture.annotations import BETWEEN_STEPS
 from chakra_capture.report import charts
-from chakra_capture.report.blocks import Block, Cell, Column, Drawing, Note, Row, Section, State, Table, number_cell
+from chakra_capture.report.blocks import Block, Cell, Column, Drawing, Legend, Note, Row, Section, State, Table, number_cell
 from chakra_capture.report.charts import MOST_BUCKETS, Bucket, Segment
 from chakra_capture.report.facts import MOST_STEP_ROWS, Facts
 from chakra_capture.report.scope import in_order, phase_tone, phase_word
 from chakra_capture.report.words import Unit, count, count_of, prose, share, span, unit_for
+
+
+# What comes before a step is named from this part of the step on.
+_GAP = 0.05
 
 
 def section(facts: Facts) -> Section:
@@ -54,10 +58,10 @@ def _line(history: pl.DataFrame) -> Drawing:
     label = f"{count_of(num, 'step')}: median {span(middle)}, longest {span(most)}"
     ticks = (top.text(most), top.text(most / 2), f"step {found[0].first_step}", f"step {found[-1].last_step}")
     per = -(-num // len(found))
-    text = f"Line: median. Band: 8 of 10 steps. Dots: the longest of {'each bucket' if per > 1 or ranks > 1 else 'all'}"
-    text += f"; {count_of(len(found), 'bucket')} of up to {count_of(per, 'step')}" + (
-        f", {ranks} ranks together." if ranks > 1 else "."
-    )
+    text = "Every step is a point of the line."
+    if per > 1 or ranks > 1:
+        of = f"{count_of(per, 'step')}{f' of {ranks} ranks' if ranks > 1 else ''}"
+        text = f"Line: median of {of} each. Band: 8 of 10 of them. Dots: the longest."
     marked = " Ticks at the bottom mark profiled steps." if history["profiled"].any() else ""
     return Drawing(name="step-line", title=f"{count_of(num, 'step')} of the training",
                    svg=charts.step_line(found, label, ticks), note=prose(text + marked))  # fmt: skip
@@ -124,10 +128,11 @@ def _rows(facts: Facts) -> Table:
         mine = (pl.col("rank") == row["rank"]) & (pl.col("row") == row["row"])
         names = dict(inside.filter(mine).group_by("phase").agg(pl.col("dur_ns").sum()).iter_rows())
         flags = [word for word in ("profiled", "first") if row[word]]
-        gaps = before.filter(mine).sort("dur_ns", descending=True)["phase"].unique(maintain_order=True).to_list()
-        flags += [f"after {phase_word(name)}" for name in gaps if name not in PHASE_NAMES]
+        gaps = before.filter(mine & pl.col("phase").is_in(BETWEEN_STEPS)).group_by("phase").agg(pl.col("dur_ns").sum())
+        flags += [f"after {name}, {span(ns)}" for name, ns in gaps.sort("phase").iter_rows() if ns > _GAP * row["work_ns"]]
         found.append(_step_row((str(row["step"]), row["rank"], flags), names, row["work_ns"], (longest, unit)))
     return Table(name="step-rows", title="Steps of the training", columns=_step_columns(unit), rows=found,
+                 legend=_legend(inside["phase"]),
                  note=prose("Each bar is one step on one scale, its phases in order; the rest is in no phase."))  # fmt: skip
 
 
@@ -177,7 +182,17 @@ def _recorded(facts: Facts) -> list[Block]:
         columns.insert(3, Column(head="GPU busy", kind="bar"))
     more = "" if steps.height <= MOST_STEP_ROWS else f" The first {MOST_STEP_ROWS} of {steps.height:,} are shown."
     note = prose(f"These steps ran under the profiler, where small operators on the CPU take longer.{more}")
-    return [Table(name="profiled-steps", title="Profiled steps", columns=tuple(columns), rows=found, note=note)]
+    legend = _legend(facts.phase_rows["phase"])
+    if facts.has_device:
+        legend.append(Legend(tone="kernel", name="GPU busy"))
+    name = "profiled-steps-gpu" if facts.has_device else "profiled-steps"
+    return [Table(name=name, title="Profiled steps", columns=tuple(columns), rows=found, legend=legend, note=note)]
+
+
+def _legend(phases: pl.Series) -> list[Legend]:
+    """What the colours of the phases mean; those without one of their own share the rest's."""
+    known = in_order([phase for phase in phases.unique().to_list() if phase_tone(phase) != "other"])
+    return [Legend(tone=phase_tone(phase), name=phase_word(phase)) for phase in (*known, None)]
 
 
 def _device_bar(row: dict[str, int | None], longest: float, unit: Unit) -> Cell:
