@@ -25,7 +25,5 @@ def operator_spread(traces: Sequence[MergedTrace], names: Sequence[str]) -> pl.D
         in_steps = rows.filter(pl.col("step").is_not_null())
         tables.append((in_steps if in_steps.height else rows).select("name", "self_dur_ns"))
     rows = pl.concat(tables).filter(pl.col("self_dur_ns").is_not_null())
-    found = rows.group_by("name").agg(
-        p50_ns=quantile_of("self_dur_ns", 1, 2), max_ns=pl.col("self_dur_ns").max()
-    )
+    found = rows.group_by("name").agg(p50_ns=quantile_of("self_dur_ns", 1, 2), max_ns=pl.col("self_dur_ns").max())
     return found.sort("name").select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from chakra_capture.analysis.communication import communication_statistics
+from chakra_capture.analysis.communication_cover import communication_cover
 from chakra_capture.analysis.copies import copy_statistics
 from chakra_capture.analysis.critical_path import Paths, sum_paths
 from chakra_capture.analysis.device import device_breakdown
@@ -66,6 +67,7 @@ class Facts:
         idle: ``idle_causes`` of all ranks, by step.
         spread: median and longest self time of operators by name; None where a device was recorded.
         communication: None where the operations of ranks were not matched.
+        communication_share: part of the steps in which an operation is under way, on any thread or stream.
         phases: of ranks that timed the phases of all steps.
         history: all whole steps that were timed: ``rank``, ``row``, ``step``, ``work_ns``, ``gap_ns``, ``profiled``,
             ``first``.
@@ -91,6 +93,7 @@ class Facts:
     launches: pl.DataFrame
     copies: pl.DataFrame
     communication: pl.DataFrame | None
+    communication_share: float | None
     stragglers: Stragglers | None
     phases: dict[int, PhaseSummary]
     history: pl.DataFrame
@@ -149,8 +152,18 @@ def gather(run: Run, ranks: list[int] | None = None, *, replay: bool = True, say
         world_size=world_size,
         manifests=run.manifests,
         notes=tuple(run_notes(run, set(merged) or set(told.summaries), world_size)),
-        **found,
+        steps=found.steps,
+        phase_means=found.phase_means,
+        phase_rows=found.phase_rows,
+        device=found.device,
+        idle=found.idle,
+        kernels=found.kernels,
+        operators=found.operators,
+        spread=found.spread,
+        launches=found.launches,
+        copies=found.copies,
         communication=communication,
+        communication_share=communication_cover(traces),
         stragglers=stragglers,
         phases=told.summaries,
         history=told.history,
@@ -160,8 +173,23 @@ def gather(run: Run, ranks: list[int] | None = None, *, replay: bool = True, say
     )
 
 
-def _of_traces(traces: list[MergedTrace]) -> dict[str, pl.DataFrame | None]:
-    """The tables of the recorded windows."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tables:
+    """The tables of the recorded windows; see ``Facts``."""
+
+    steps: pl.DataFrame
+    phase_means: pl.DataFrame
+    phase_rows: pl.DataFrame
+    device: pl.DataFrame
+    idle: pl.DataFrame
+    kernels: pl.DataFrame
+    operators: pl.DataFrame
+    spread: pl.DataFrame | None
+    launches: pl.DataFrame
+    copies: pl.DataFrame
+
+
+def _of_traces(traces: list[MergedTrace]) -> _Tables:
     times = []
     for trace in traces:
         rows = phase_times(trace, windows=loop_windows(trace))
@@ -169,18 +197,18 @@ def _of_traces(traces: list[MergedTrace]) -> dict[str, pl.DataFrame | None]:
     device = pl.concat([device_breakdown(trace) for trace in traces]) if traces else pl.DataFrame()
     operators = operator_statistics(traces)
     names = operators["name"].head(MOST_ROWS).to_list() if operators.height and not device.height else None
-    return {
-        "steps": step_table(traces),
-        "phase_means": mean_phase_times([rows.drop("rank") for rows in times]),
-        "phase_rows": pl.concat(times) if times else pl.DataFrame(),
-        "device": device,
-        "idle": idle_causes(traces, by=("step",)),
-        "kernels": kernel_statistics(traces),
-        "operators": operators,
-        "spread": None if names is None else operator_spread(traces, names),
-        "launches": launch_statistics(traces),
-        "copies": copy_statistics(traces),
-    }
+    return _Tables(
+        steps=step_table(traces),
+        phase_means=mean_phase_times([rows.drop("rank") for rows in times]),
+        phase_rows=pl.concat(times) if times else pl.DataFrame(),
+        device=device,
+        idle=idle_causes(traces, by=("step",)),
+        kernels=kernel_statistics(traces),
+        operators=operators,
+        spread=None if names is None else operator_spread(traces, names),
+        launches=launch_statistics(traces),
+        copies=copy_statistics(traces),
+    )
 
 
 def _stragglers(across: MergedRun, collectives: pl.DataFrame | None, traces: list[MergedTrace]) -> Stragglers | None:

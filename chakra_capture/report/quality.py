@@ -120,12 +120,22 @@ def _linked(facts: Facts, windows: list[dict[str, Any]]) -> Iterator[Check]:
 
 def _repaired(facts: Facts, windows: list[dict[str, Any]]) -> Iterator[Check]:
     if salvaged := [rank.rank for rank in facts.ranks if rank.salvaged]:
-        yield Check("files", f"cut or repaired on rank {ranges(salvaged)}", "what was lost is in no table", Word.LIMITED,
-                    ("step", "steps", "gpu", "names", "communication", "path", "what-if"))  # fmt: skip
+        yield Check(
+            "files",
+            f"cut or repaired on rank {ranges(salvaged)}",
+            "what was lost is in no table",
+            Word.LIMITED,
+            ("step", "steps", "gpu", "names", "communication", "path", "what-if"),
+        )
     forced = any(window["pairing"] and window["pairing"]["forced"] for window in windows)
     if forced:
-        yield Check("host and device trace", "of different runs, merged by force",
-                    "shapes and identities of operators are those of the other run", Word.LIMITED, ("names",))  # fmt: skip
+        yield Check(
+            "host and device trace",
+            "of different runs, merged by force",
+            "shapes and identities of operators are those of the other run",
+            Word.LIMITED,
+            ("names",),
+        )
     repaired = sum(window["repairs"]["rows_repaired"] for window in windows)
     clipped = sum(sum(window["repairs"].values()) for window in windows) - repaired
     if windows:
@@ -141,8 +151,11 @@ def _times(facts: Facts) -> Iterator[Check]:
     if told:
         first = told[0]
         more = (first.profiled_median_ns or 0) / (first.step_median_ns or 1)
-        yield Check("cost of recording", f"{span(first.profiled_median_ns)} instead of {span(first.step_median_ns)} a "
-                    f"step ({more:.2f} x, medians)", "profiled steps are slower by that, most of it on the CPU")  # fmt: skip
+        yield Check(
+            "cost of recording",
+            f"{span(first.profiled_median_ns)} instead of {span(first.step_median_ns)} a step ({more:.2f} x, medians)",
+            "profiled steps are slower by that, most of it on the CPU",
+        )
     elif facts.steps.height:
         yield Check("cost of recording", "not known: phases were not timed outside the window",
                     "times of small operators on the CPU are too long by an unknown part")  # fmt: skip

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from chakra_capture.analysis import idle_gaps, idle_host
-from chakra_capture.annotations import BETWEEN_STEPS, INPUT_WAIT, PHASE_NAMES
 from chakra_capture.analysis.phases import RESIDUAL
+from chakra_capture.annotations import BETWEEN_STEPS, INPUT_WAIT, PHASE_NAMES
 from chakra_capture.report.facts import Facts
 from chakra_capture.report.words import count_of, ranges
 
@@ -73,7 +73,9 @@ def scope_of(facts: Facts) -> Scope:
         return Scope("step", steps.height, over, facts.step_ns)
     if not facts.ranks and facts.phases:
         return _of_all_steps(facts)
-    whole = facts.steps.filter(pl.col("step").is_null() & pl.col("dur_ns").is_not_null()) if facts.steps.height else None
+    whole = (
+        facts.steps.filter(pl.col("step").is_null() & pl.col("dur_ns").is_not_null()) if facts.steps.height else None
+    )
     if whole is None or whole.is_empty():
         return Scope("window", 0, "nothing that was timed", None)
     mean = whole["dur_ns"].mean()
@@ -111,11 +113,13 @@ def device_parts(facts: Facts, scope: Scope) -> dict[str, float] | None:
             return None
         found = {part: float(means[column].sum()) for part, (column, _) in DEVICE_PARTS.items()}
         return {**found, IDLE: float(means["device_idle_ns"].sum())}
-    whole = facts.device.filter(pl.col("step").is_null() & pl.col("span_ns").is_not_null()) if facts.has_device else None
+    whole = (
+        facts.device.filter(pl.col("step").is_null() & pl.col("span_ns").is_not_null()) if facts.has_device else None
+    )
     if whole is None or whole.is_empty():
         return None
-    means = {name: float(whole[name].sum()) / whole.height for name in whole.columns if name.endswith("_ns")}
-    return {**{part: means[column] for part, (column, _) in DEVICE_PARTS.items()}, IDLE: means["idle_ns"]}
+    sums = {name: float(whole[name].sum()) / whole.height for name in whole.columns if name.endswith("_ns")}
+    return {**{part: sums[column] for part, (column, _) in DEVICE_PARTS.items()}, IDLE: sums["idle_ns"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,4 +174,6 @@ def phase_word(phase: str | None) -> str:
 def in_order(phases: Sequence[str | None]) -> list[str | None]:
     """Phases as they follow each other in a step; others after them, the rest last."""
     order = {name: at for at, name in enumerate((*PHASE_NAMES, *BETWEEN_STEPS))}
-    return sorted(phases, key=lambda phase: (len(order) + 1 if phase is None else order.get(phase, len(order)), phase or ""))
+    return sorted(
+        phases, key=lambda phase: (len(order) + 1 if phase is None else order.get(phase, len(order)), phase or "")
+    )

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import polars as pl
+from markupsafe import Markup
 
 from chakra_capture.analysis.findings import Finding, Severity
 from chakra_capture.annotations import INPUT_WAIT
@@ -23,9 +24,17 @@ from chakra_capture.report.scope import (
     phase_tone,
     phase_word,
 )
-from chakra_capture.report.words import DASH, NOT_RECORDED, Prose, count_of, plain, prose, share, share_of, span, unit_for
-
-from markupsafe import Markup
+from chakra_capture.report.words import (
+    DASH,
+    NOT_RECORDED,
+    Prose,
+    count_of,
+    plain,
+    share,
+    share_of,
+    span,
+    unit_for,
+)
 
 _MUCH, _BUSY, _COMPUTES = 0.10, 0.85, 0.90
 # Steps of one kind of work that differ by so much are unsteady.
@@ -65,7 +74,9 @@ def input_wait_ns(facts: Facts, scope: Scope) -> tuple[float | None, float | Non
     told = [
         (row["mean_ns"], summary.step_mean_ns)
         for summary in facts.phases.values()
-        for row in summary.table.filter((pl.col("phase") == INPUT_WAIT) & (pl.col("place") == "step")).iter_rows(named=True)
+        for row in summary.table.filter((pl.col("phase") == INPUT_WAIT) & (pl.col("place") == "step")).iter_rows(
+            named=True
+        )
         if row["mean_ns"] is not None and summary.step_mean_ns
     ]
     if told:
@@ -85,15 +96,13 @@ def input_wait_ns(facts: Facts, scope: Scope) -> tuple[float | None, float | Non
 
 def communication_share(facts: Facts, scope: Scope) -> float | None:
     """Part of a step: of a device's what no compute hides; without a device the time in operations, on any thread."""
-    parts = device_parts(facts, scope)
-    if parts is not None:
-        total = sum(parts.values())
-        return parts[COMMUNICATION] / total if total else None
-    table = facts.communication
-    if table is None or table.is_empty() or not table["total_ns"].count() or not scope.total_ns:
+    if facts.communication is None or facts.communication.is_empty():
         return None
-    num = facts.whole_steps.n_unique(["window", "step"]) if scope.is_step else 1
-    return min(1.0, float(table["total_ns"].sum()) / (max(num, 1) * scope.total_ns))
+    parts = device_parts(facts, scope)
+    if parts is None:
+        return facts.communication_share
+    total = sum(parts.values())
+    return parts[COMMUNICATION] / total if total else None
 
 
 def _said(facts: Facts, scope: Scope, quality: Quality, found: Sequence[Finding]) -> tuple[str, Prose]:
@@ -151,7 +160,10 @@ def _by_device(facts: Facts, scope: Scope, found: Sequence[Finding]) -> tuple[st
     if parts is None or not (total := sum(parts.values())):
         return None
     shares = {name: ns / total for name, ns in parts.items()}
-    takes = f"One {scope.noun} takes {span(total)}. The GPU computes for {span(parts[COMPUTE])} of it."
+    takes = f"One step takes {span(total)}."
+    if not scope.is_step:
+        takes = f"From the GPU's first activity to its last it takes {span(total)}."
+    takes += f" The GPU computes for {span(parts[COMPUTE])} of it."
     if shares[COMPUTE] >= _COMPUTES:
         kernels = facts.kernels
         half = int((kernels["total_ns"].cum_sum() < kernels["total_ns"].sum() / 2).sum()) + 1
@@ -255,8 +267,10 @@ def _step_figure(facts: Facts, scope: Scope) -> Figure:
     steps = facts.whole_steps if facts.steps.height else None
     if steps is not None and steps.height:
         times = steps["dur_ns"]
-        low, high = times.min(), times.max()
-        return Figure(span(_float(times.median())), f"step, median of {steps.height}; {_range(low, high)}")
+        if steps.height == 1:
+            return Figure(span(_float(times[0])), "step; one was recorded")
+        ends = _range(times.min(), times.max())
+        return Figure(span(_float(times.median())), f"step, median of {steps.height}; {ends}")
     return Figure(span(scope.total_ns), "the window; no step is marked")
 
 
@@ -277,7 +291,8 @@ def _bar(facts: Facts, scope: Scope) -> tuple[Markup | None, str]:
     if not segments:
         return None, ""
     label = ", ".join(f"{segment.name} {segment.text}" for segment in segments)
-    return stack(segments, f"One {scope.noun}: {label}"), scope.over
+    note = scope.over if scope.is_step else "from the GPU's first activity to its last; no step is marked"
+    return stack(segments, f"One {scope.noun}: {label}"), note
 
 
 def device_segments(facts: Facts, scope: Scope) -> list[Segment]:
@@ -301,9 +316,7 @@ def _idle_segments(facts: Facts, scope: Scope, idle: float) -> list[Segment]:
         "GPU idle, waiting for input": sum(cause.ns for cause in causes if cause.is_input),
     }
     times["GPU idle, other reasons"] = idle - sum(times.values())
-    return [
-        Segment(name=name, value=ns, tone="idle", text=span(ns)) for name, ns in times.items() if ns > 0.5
-    ]
+    return [Segment(name=name, value=ns, tone="idle", text=span(ns)) for name, ns in times.items() if ns > 0.5]
 
 
 def cpu_segments(facts: Facts, scope: Scope) -> list[Segment]:
@@ -314,5 +327,3 @@ def cpu_segments(facts: Facts, scope: Scope) -> list[Segment]:
         for phase in in_order(list(times))
         if times[phase] > 0
     ]
-
-

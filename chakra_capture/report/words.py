@@ -1,4 +1,4 @@
-"""How the page writes numbers: one unit for a table, four significant digits at most, and no 0 for what is not known."""
+"""How the page writes numbers: one unit for a table, four significant digits, no 0 for what is unknown."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -4,7 +4,19 @@ import polars as pl
 
 from chakra_capture.annotations import PHASE_NAMES
 from chakra_capture.report import charts
-from chakra_capture.report.blocks import Block, Cell, Column, Drawing, Legend, Note, Row, Section, State, Table, number_cell
+from chakra_capture.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Drawing,
+    Legend,
+    Note,
+    Row,
+    Section,
+    State,
+    Table,
+    number_cell,
+)
 from chakra_capture.report.charts import Segment
 from chakra_capture.report.facts import Facts
 from chakra_capture.report.scope import Scope, in_order, phase_tone, phase_word
@@ -23,7 +35,8 @@ def section(facts: Facts, scope: Scope) -> Section:
     what = ", what was the GPU doing" if facts.has_device else ""
     question = prose(f"What was the loop in{what}? Times are the {scope.over}.")
     if not scope.is_step:
-        question = prose(f"What was the GPU doing? Times are those of {scope.over}.")
+        what = "the window, from the GPU's first activity to its last" if facts.has_device else scope.over
+        question = prose(f"What was the GPU doing? Times are those of {what}.")
     title = "Where one step goes" if scope.is_step else "Where the window goes"
     if facts.ranks and scope.is_step and not _is_recorded(facts) and facts.phase_means["phase"].count():
         title += ", from annotations"
@@ -76,7 +89,7 @@ def _drawing(name: str, title: str, segments: list[Segment]) -> Drawing:
     label = ", ".join(f"{segment.name} {segment.text}" for segment in segments)
     legend = [
         Legend(tone=segment.tone, name=segment.name, value=segment.value,
-               text=f"{unit.text(segment.value)}, {share(segment.value / total)}")
+               text=f"{segment.text}, {share(segment.value / total)}")
         for segment in segments
     ]  # fmt: skip
     return Drawing(name=name, title=f"{title}: {unit.text(total)}", legend=legend,

@@ -32,9 +32,12 @@ def _blocks(facts: Facts) -> list[Block]:
         total = row["total_ns"]
         rows.append(
             (
-                Cell(text=named), Cell(text=row["collective"] or "not said"), Cell(text=_sizes(row), value=row["max_bytes"]),
+                Cell(text=named),
+                Cell(text=row["collective"] or "not said"),
+                Cell(text=_sizes(row), value=row["max_bytes"]),
                 number_cell(count(row["count"]), row["count"]),
-                Cell(svg=charts.bar((total or 0.0) / most, "communication")), number_cell(unit.cell(total), total),
+                Cell(svg=charts.bar((total or 0.0) / most, "communication")),
+                number_cell(unit.cell(total), total),
                 number_cell(single.cell(row["dur_ns"]), row["dur_ns"]),
                 number_cell(single.cell(row["wait_ns"]), row["wait_ns"]),
                 number_cell(bandwidth(row["bus_bytes_per_s"]), row["bus_bytes_per_s"]),
@@ -42,7 +45,7 @@ def _blocks(facts: Facts) -> list[Block]:
                 number_cell(unit.cell(row["exposed_ns"]), row["exposed_ns"]),
                 number_cell(share(row["overlap"]), row["overlap"]),
             )
-        )  # fmt: skip
+        )
     note = prose("Total: sum of the operations, mean of the ranks. Waiting: until the last rank it needs had come; "
                  "bandwidth is of what comes after. Empty: not known.")  # fmt: skip
     blocks: list[Block] = [Table(name="communication", columns=columns, rows=rows, note=note)]

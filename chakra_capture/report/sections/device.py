@@ -4,7 +4,7 @@ import polars as pl
 
 from chakra_capture.annotations import INPUT_WAIT
 from chakra_capture.report import charts
-from chakra_capture.report.blocks import Beside, Block, Cell, Column, Note, Section, State, Table, number_cell
+from chakra_capture.report.blocks import Beside, Block, Cell, Column, Section, State, Table, number_cell
 from chakra_capture.report.facts import Facts
 from chakra_capture.report.scope import IDLE, Scope, device_parts, idle_by_cause
 from chakra_capture.report.words import bandwidth, count, prose, share, share_of, size, unit_for
@@ -84,7 +84,10 @@ def _activities(facts: Facts) -> Block:
     num, short = int(launches["num_activities"].sum()), int(launches["num_short"].sum())
     known = launches.filter(pl.col("call").is_not_null())
     backward, queue = int(known["num_backward"].sum()), known["queue_max"].max()
-    rows = [("GPU activities", count(num), num), ("shorter than their launch call", f"{count(short)} ({share_of(short, num)})", short)]
+    rows = [
+        ("GPU activities", count(num), num),
+        ("shorter than their launch call", f"{count(short)} ({share_of(short, num)})", short),
+    ]
     if isinstance(queue, int):
         rows.append(("longest queue of a stream", count(queue), queue))
     missing = num - int(known["num_activities"].sum())
@@ -98,19 +101,35 @@ def _activities(facts: Facts) -> Block:
 
 def _launches(facts: Facts) -> Table:
     table = facts.launches.filter(pl.col("call").is_not_null())
-    heads = ("call", "rank", "stream", "calls", "call µs", "until start µs", "9 of 10 within µs", "work µs", "shorter than call", "queue")
+    heads = (
+        "call",
+        "rank",
+        "stream",
+        "calls",
+        "call µs",
+        "until start µs",
+        "9 of 10 within µs",
+        "work µs",
+        "shorter than call",
+        "queue",
+    )
     columns = tuple(Column(head=head, kind="name" if at == 0 else "number") for at, head in enumerate(heads))
     us = unit_for([1.0])
     rows = [
         (
-            Cell(text=row["call"]), number_cell(str(row["rank"]), row["rank"]),
-            number_cell(str(row["stream"]), row["stream"]), number_cell(count(row["num_launches"]), row["num_launches"]),
-            *(number_cell(us.cell(row[key]), row[key]) for key in
-              ("call_p50_ns", "delay_p50_ns", "delay_p90_ns", "activity_p50_ns")),
-            number_cell(count(row["num_short"]), row["num_short"]), number_cell(count(row["queue_max"]), row["queue_max"]),
+            Cell(text=row["call"]),
+            number_cell(str(row["rank"]), row["rank"]),
+            number_cell(str(row["stream"]), row["stream"]),
+            number_cell(count(row["num_launches"]), row["num_launches"]),
+            *(
+                number_cell(us.cell(row[key]), row[key])
+                for key in ("call_p50_ns", "delay_p50_ns", "delay_p90_ns", "activity_p50_ns")
+            ),
+            number_cell(count(row["num_short"]), row["num_short"]),
+            number_cell(count(row["queue_max"]), row["queue_max"]),
         )
         for row in table.head(12).iter_rows(named=True)
-    ]  # fmt: skip
+    ]
     note = prose("Medians. Until start: from the start of the call; where the queue is long that is waiting in line.")
     return Table(name="launches", title="Launches", columns=columns, rows=rows, note=note)
 

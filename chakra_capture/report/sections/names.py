@@ -25,7 +25,9 @@ def section(facts: Facts, scope: Scope) -> Section:
     of_steps = "the whole recorded steps" if scope.is_step else "all that was recorded"
     if facts.kernels.height:
         title = nav = "Kernels and operators"
-        over = f"Which names hold the time? Kernels of all that was recorded, operators of {of_steps}, all ranks together."
+        over = (
+            f"Which names hold the time? Kernels of all that was recorded, operators of {of_steps}, all ranks together."
+        )
     else:
         title, nav = "Operators by own CPU time", "Operators"
         over = f"Which names hold the time? Of {of_steps}, all ranks and threads together."
@@ -67,9 +69,11 @@ def _kernels(facts: Facts) -> Table:
         is_kernel = row["kind"] == "kernel"
         cells = (
             Cell(text=display_name(row["name"]) if is_kernel else row["name"], full=row["name"], tone=tone),
-            Cell(svg=charts.bar(row["total_ns"] / most, tone)), number_cell(unit.cell(row["total_ns"]), row["total_ns"]),
-            number_cell(share(row["share"]), row["share"]), number_cell(count(row["count"]), row["count"]),
-        )  # fmt: skip
+            Cell(svg=charts.bar(row["total_ns"] / most, tone)),
+            number_cell(unit.cell(row["total_ns"]), row["total_ns"]),
+            number_cell(share(row["share"]), row["share"]),
+            number_cell(count(row["count"]), row["count"]),
+        )
         found.append(cells)
         keys = ("mean_ns", "p50_ns", "p90_ns", "max_ns")
         all_of.append((Cell(text=row["name"], tone=tone), *cells[1:],

@@ -12,14 +12,21 @@ from chakra_capture.report.words import count, exact, plain, prose, share, unit_
 
 _ROWS = 15
 _WORDS = {
-    "op": ("CPU inside operators", "op"), "python": ("CPU between operators", "other"),
-    "runtime": ("calls of the GPU's runtime", "call"), "input": ("input", "input_wait"), "kernel": ("kernels", "kernel"),
-    "communication": ("communication", "communication"), "memory": ("copies", "copy"),
-    "hand_over": ("hand-over between threads", "sync"), "launch_lag": ("launch latency", "sync"),
-    "stream_lag": ("between activities of a stream", "sync"), "sync_lag": ("until a waiting call returns", "sync"),
-    "wait_lag": ("until a wait ends", "sync"), "not_recorded": ("not recorded", "missing"),
+    "op": ("CPU inside operators", "op"),
+    "python": ("CPU between operators", "other"),
+    "runtime": ("calls of the GPU's runtime", "call"),
+    "input": ("input", "input_wait"),
+    "kernel": ("kernels", "kernel"),
+    "communication": ("communication", "communication"),
+    "memory": ("copies", "copy"),
+    "hand_over": ("hand-over between threads", "sync"),
+    "launch_lag": ("launch latency", "sync"),
+    "stream_lag": ("between activities of a stream", "sync"),
+    "sync_lag": ("until a waiting call returns", "sync"),
+    "wait_lag": ("until a wait ends", "sync"),
+    "not_recorded": ("not recorded", "missing"),
     "unexplained": ("unexplained", "missing"),
-}  # fmt: skip
+}
 
 
 def shown_path(facts: Facts) -> tuple[str, pl.DataFrame] | None:
@@ -49,7 +56,10 @@ def section(facts: Facts) -> Section:
     else:
         what, rows = found
         total = int(rows["total_ns"].sum())
-        question = f"The one chain of work and waiting that fixes the length of {what}. It is {exact(total)} long, equal to the {'step' if what.startswith('step') else 'window'}."
+        question = (
+            f"The one chain of work and waiting that fixes the length of {what}. It is {exact(total)} long, equal to "
+            f"the {'step' if what.startswith('step') else 'window'}."
+        )
         blocks = [_drawing(rows, total), _table(rows, total, several=len(facts.ranks) > 1)]
     return Section(anchor="path", nav="Critical path", title="Critical path", question=prose(question), blocks=blocks)
 
@@ -73,7 +83,8 @@ def _table(rows: pl.DataFrame, total: int, *, several: bool) -> Table:
     heads = ["name", "what", "phase", *(["rank"] if several else []), "", unit.name, "share", "parts"]
     kinds = {"name": "name", "": "bar", "what": "text", "phase": "text"}
     columns = tuple(
-        Column(head=head, hidden="" if head else "part of the longest", kind=kinds.get(head, "number")) for head in heads
+        Column(head=head, hidden="" if head else "part of the longest", kind=kinds.get(head, "number"))
+        for head in heads
     )
     keys = ["category", "name", "phase", "on_rank"]
     summed = rows.group_by(keys).agg(pl.col("total_ns", "count").sum())
@@ -83,9 +94,9 @@ def _table(rows: pl.DataFrame, total: int, *, several: bool) -> Table:
     rest = summed[_ROWS:]
     if rest.height:
         ns = int(rest["total_ns"].sum())
-        others = {"category": None, "name": f"{rest.height:,} others", "phase": None, "on_rank": None}
+        others = {"category": None, "name": None, "phase": None, "on_rank": None}
         row = _row({**others, "total_ns": ns, "count": int(rest["count"].sum())}, total, most, several)
-        found.append((Cell(text=others["name"]), *row[1:-4], Cell(), *row[-3:]))  # longer than any bar
+        found.append((Cell(text=f"{rest.height:,} others"), *row[1:-4], Cell(), *row[-3:]))  # longer than any bar
     last = [Cell(text="critical path"), *[Cell()] * (3 + several), number_cell(unit.cell(total), total),
             number_cell("100 %", 1.0), Cell()]  # fmt: skip
     return Table(name="path-names", title="Longest on it", columns=columns, rows=found, total=tuple(last))
@@ -97,9 +108,15 @@ def _row(row: dict[str, object], total: int, most: int, several: bool) -> tuple[
     assert isinstance(parts, int)
     category = row["category"]
     word, tone = _WORDS[category] if isinstance(category, str) else ("", "other")
-    name = row["name"] if isinstance(row["name"], str) else "(between operators)" if category == "python" else f"({word})"
+    name = (
+        row["name"] if isinstance(row["name"], str) else "(between operators)" if category == "python" else f"({word})"
+    )
     phase = row["phase"] if isinstance(row["phase"], str) else None
-    cells = [Cell(text=name, full=name, tone=tone), Cell(text=word), Cell(text="" if phase is None else phase_word(phase))]
+    cells = [
+        Cell(text=name, full=name, tone=tone),
+        Cell(text=word),
+        Cell(text="" if phase is None else phase_word(phase)),
+    ]
     if several:
         rank = row["on_rank"]
         cells.append(Cell(text=str(rank), value=rank) if isinstance(rank, int) else Cell())

@@ -59,24 +59,45 @@ def definitions(facts: Facts, command: str) -> Section:
     files = [*_files(facts)]
     about = Table(name="made", columns=(Column(head="what"), Column(head="value")),
                   rows=[(Cell(text=name), Cell(text=value)) for name, value in made])  # fmt: skip
-    traces = Table(name="files", title="Trace files", rows=files,
-                   columns=(Column(head="rank", kind="number"), Column(head="window", kind="number"), Column(head="side"),
-                            Column(head="file", kind="name"), Column(head="size", kind="number")))  # fmt: skip
+    traces = Table(
+        name="files",
+        title="Trace files",
+        rows=files,
+        columns=(
+            Column(head="rank", kind="number"),
+            Column(head="window", kind="number"),
+            Column(head="side"),
+            Column(head="file", kind="name"),
+            Column(head="size", kind="number"),
+        ),
+    )
     blocks: list[Block] = [
         Fold("What the words mean", (Definitions([(word, prose(text)) for word, text in _DEFINITIONS]),)),
         Fold("How this page was made", (about, traces) if files else (about,)),
     ]
-    return Section(anchor="definitions", nav="", title="Definitions", question=prose("What do the words mean, and how was this page made?"),
-                   blocks=blocks)  # fmt: skip
+    return Section(
+        anchor="definitions",
+        nav="",
+        title="Definitions",
+        question=prose("What do the words mean, and how was this page made?"),
+        blocks=blocks,
+    )
 
 
 def _files(facts: Facts) -> list[Row]:
-    found = []
+    found: list[Row] = []
     for rank in facts.run.ranks:
         for number, window in enumerate(rank.windows):
             for side, path in (("host", window.host), ("device", window.device)):
                 if path is not None and path.is_file():
                     num_bytes = path.stat().st_size
-                    found.append((Cell(text=str(rank.rank), value=rank.rank), Cell(text=str(number), value=number),
-                                  Cell(text=side), Cell(text=path.name), number_cell(size(num_bytes), num_bytes)))  # fmt: skip
+                    found.append(
+                        (
+                            Cell(text=str(rank.rank), value=rank.rank),
+                            Cell(text=str(number), value=number),
+                            Cell(text=side),
+                            Cell(text=path.name),
+                            number_cell(size(num_bytes), num_bytes),
+                        )
+                    )
     return found

@@ -50,7 +50,10 @@ def _named(facts: Facts, rank: int) -> Block:
     where = late.late_in.get(rank)
     text = f"The others wait for rank {rank}: it is late by {span(row['delay_ns'])}, {share(row['share'])} of a step."
     if where is not None:
-        text += f" It is slow {'in ' if where.phase else ''}{phase_word(where.phase)}: {span(where.own_ns)} of its own, the others {span(where.others_ns)}."
+        text += (
+            f" It is slow {'in ' if where.phase else ''}{phase_word(where.phase)}: {span(where.own_ns)} of its own, "
+        )
+        text += f"the others {span(where.others_ns)}."
     return Note(plain(text))
 
 
@@ -64,7 +67,8 @@ def _table(facts: Facts) -> Table:
     if late is not None:
         heads += [f"late by {unit.name}", f"waits {unit.name}", "late by, of a step", "latest in"]
     columns = tuple(
-        Column(head=head, kind="number") if head else Column(hidden="step, part of the longest", kind="bar") for head in heads
+        Column(head=head, kind="number") if head else Column(hidden="step, part of the longest", kind="bar")
+        for head in heads
     )
     rows = []
     for rank, ns in list(times.items())[:_MOST]:

@@ -7,12 +7,23 @@ import polars as pl
 
 from chakra_capture.annotations import BETWEEN_STEPS
 from chakra_capture.report import charts
-from chakra_capture.report.blocks import Block, Cell, Column, Drawing, Legend, Note, Row, Section, State, Table, number_cell
+from chakra_capture.report.blocks import (
+    Block,
+    Cell,
+    Column,
+    Drawing,
+    Legend,
+    Note,
+    Row,
+    Section,
+    State,
+    Table,
+    number_cell,
+)
 from chakra_capture.report.charts import MOST_BUCKETS, Bucket, Segment
 from chakra_capture.report.facts import MOST_STEP_ROWS, Facts
 from chakra_capture.report.scope import in_order, phase_tone, phase_word
 from chakra_capture.report.words import Unit, count, count_of, prose, share, span, unit_for
-
 
 # What comes before a step is named from this part of the step on.
 _GAP = 0.05
@@ -28,7 +39,8 @@ def section(facts: Facts) -> Section:
         blocks += _recorded(facts)
     if not facts.history.height:
         num = facts.whole_steps.n_unique(["window", "step"]) if facts.steps.height else 0
-        lead = f"Only the {count_of(num, 'profiled step')} {'is' if num == 1 else 'are'} known." if num else "No step is known."
+        lead = f"Only the {num} profiled steps are known." if num > 1 else "Only one profiled step is known."
+        lead = lead if num else "No step is known."
         text = "With `chakra_profile.phases=true` this section covers every step and profiler overhead can be stated."
         blocks.append(State(lead, prose(text)))
     return Section(anchor="steps", nav="Steps", title="Steps", question=question, blocks=blocks)
@@ -88,7 +100,15 @@ def _phase_table(facts: Facts) -> Table:
     rows = tables[first].sort("place", descending=True, maintain_order=True)
     unit = unit_for(rows["mean_ns"].to_list())
     several = len(tables) > 1
-    heads = ["phase", "where", f"mean {unit.name}", f"median {unit.name}", f"9 of 10 within {unit.name}", "share", "steps"]
+    heads = [
+        "phase",
+        "where",
+        f"mean {unit.name}",
+        f"median {unit.name}",
+        f"9 of 10 within {unit.name}",
+        "share",
+        "steps",
+    ]
     if several:
         heads += [f"least of ranks {unit.name}", f"most of ranks {unit.name}"]
     columns = tuple(Column(head=head, kind="text" if at < 2 else "number") for at, head in enumerate(heads))
@@ -102,7 +122,10 @@ def _phase_table(facts: Facts) -> Table:
             cells += [Cell(text="not recorded"), *[Cell()] * 4]
         else:
             cells += [number_cell(unit.cell(row[key]), row[key]) for key in ("mean_ns", "median_ns", "p90_ns")]
-            cells += [number_cell(share(row["share"]), row["share"]), number_cell(count(row["num_steps"]), row["num_steps"])]
+            cells += [
+                number_cell(share(row["share"]), row["share"]),
+                number_cell(count(row["num_steps"]), row["num_steps"]),
+            ]
         if several:
             means = all_means.filter((pl.col("place") == row["place"]) & (pl.col("phase") == phase))["mean_ns"]
             least, most = means.min(), means.max()
@@ -129,11 +152,18 @@ def _rows(facts: Facts) -> Table:
         names = dict(inside.filter(mine).group_by("phase").agg(pl.col("dur_ns").sum()).iter_rows())
         flags = [word for word in ("profiled", "first") if row[word]]
         gaps = before.filter(mine & pl.col("phase").is_in(BETWEEN_STEPS)).group_by("phase").agg(pl.col("dur_ns").sum())
-        flags += [f"after {name}, {span(ns)}" for name, ns in gaps.sort("phase").iter_rows() if ns > _GAP * row["work_ns"]]
+        flags += [
+            f"after {name}, {span(ns)}" for name, ns in gaps.sort("phase").iter_rows() if ns > _GAP * row["work_ns"]
+        ]
         found.append(_step_row((str(row["step"]), row["rank"], flags), names, row["work_ns"], (longest, unit)))
-    return Table(name="step-rows", title="Steps of the training", columns=_step_columns(unit), rows=found,
-                 legend=_legend(inside["phase"]),
-                 note=prose("Each bar is one step on one scale, its phases in order; the rest is in no phase."))  # fmt: skip
+    return Table(
+        name="step-rows",
+        title="Steps of the training",
+        columns=_step_columns(unit),
+        rows=found,
+        legend=_legend(inside["phase"]),
+        note=prose("Each bar is one step on one scale, its phases in order; the rest is in no phase."),
+    )
 
 
 def _step_columns(unit: Unit) -> tuple[Column, ...]:

@@ -39,10 +39,13 @@ def _table(facts: Facts) -> Table:
     measured = float(table["measured_ns"][0]) or 1.0
     unit = unit_for([measured])
     columns = (
-        Column(head="change", kind="name"), Column(head="meaning"), Column(hidden="new step, part of the old", kind="bar"),
-        Column(head=f"step {unit.name}", kind="number"), Column(head="saves", kind="number"),
+        Column(head="change", kind="name"),
+        Column(head="meaning"),
+        Column(hidden="new step, part of the old", kind="bar"),
+        Column(head=f"step {unit.name}", kind="number"),
+        Column(head="saves", kind="number"),
         Column(head="share", kind="number"),
-    )  # fmt: skip
+    )
     rows = [
         (
             Cell(text=row["name"], full=row["name"]), Cell(text=row["meaning"]),
