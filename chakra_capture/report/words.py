@@ -152,13 +152,9 @@ def ranges(numbers: Sequence[int]) -> str:
 
 def display_name(name: str) -> str:
     """A kernel's name without its return type and its arguments; what stands in angle brackets is kept."""
-    bare = name.removeprefix("void ")
-    at = bare.find("(", 1)
-    while at > 0 and bare.startswith("(anonymous", at):
-        at = bare.find("(", at + 1)
-    return bare[:at] if at > 0 else bare
-
-
-def joined(words: Sequence[str]) -> str:
-    """Words as a sentence lists them."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
+    bare, depth = name.removeprefix("void "), 0
+    for at, character in enumerate(bare):
+        depth += (character == "<") - (character == ">")
+        if character == "(" and depth == 0 and at > 0 and not bare.startswith("(anonymous", at):
+            return bare[:at]
+    return bare
