@@ -99,7 +99,8 @@ def test_both_themes_are_drawn(scheme: str, page_of: Callable[[str], str], open_
     one = open_page(page_of(RESNET), color_scheme=scheme)
     ground = one.page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(244, 246, 249)", "dark": "rgb(13, 17, 23)"}[scheme]
-    shot = one.page.screenshot(full_page=True, path=str(tmp_path / f"{scheme}.png"))
+    shot = one.page.screenshot(full_page=True)
+    (tmp_path / f"{scheme}.png").write_bytes(shot)  # to be looked at
     assert len(shot) > 50_000
 
 
