@@ -95,6 +95,8 @@ def report(
 def _check_target(output: Path) -> None:
     if output.is_dir():
         raise TraceFileError(f"{output} is a folder. Name a file, such as {output / DEFAULT_NAME}.")
+    if output.exists() and not output.is_file():  # a device, a pipe: to be replaced by a file would be its end
+        raise TraceFileError(f"{output} is no plain file and is not replaced. Name another one.")
     if not output.absolute().parent.is_dir():
         raise TraceFileError(f"{output.parent} is no folder, so {output} cannot be written. Make it, or name another.")
 

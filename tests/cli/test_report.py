@@ -1,6 +1,7 @@
 """``chakra-capture report`` as a command: what it prints, replaces and refuses."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -53,6 +54,14 @@ def test_what_cannot_be_done_is_said(sample: Path, tmp_path: Path, options: list
     done = run("report", sample, *[text.format(folder=tmp_path) for text in options])
     assert (done.code, done.out) == (1, "")
     assert message in done.err
+
+
+def test_what_is_no_plain_file_is_not_replaced(sample: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    done = run("report", sample, "-o", pipe)
+    assert (done.code, pipe.is_fifo()) == (1, True)
+    assert "is no plain file and is not replaced" in done.err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:

@@ -53,9 +53,9 @@ def page_of(run_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
     return page
 
 
-def write_phases(folder: Path, num_steps: int, ms: Callable[[int], float], *, rank: int = 0) -> Path:
+def write_phases(folder: Path, num_steps: int, ms: Callable[[int], float], *, rank: int = 0, size: int = 1) -> Path:
     """A run that recorded nothing but the phases of its steps: a tenth input, the rest forward and backward."""
-    opened = {"kind": "open", "run_id": "r", "rank": rank, "world_size": 1}
+    opened = {"kind": "open", "run_id": "r", "rank": rank, "world_size": size}
     lines: list[dict[str, object]] = [{**opened, "unix_ns": 1_760_000_000_000_000_000, "monotonic_ns": 0}]
     at = 0
     for step in range(num_steps):
@@ -65,6 +65,6 @@ def write_phases(folder: Path, num_steps: int, ms: Callable[[int], float], *, ra
         lines.append({"kind": "step", "step": step, "begin_ns": at, "ns": whole, "phases": phases})
         at += whole
     target = folder / "0_phases"
-    target.mkdir(parents=True)
+    target.mkdir(parents=True, exist_ok=True)
     (target / f"rank-{rank}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     return folder

@@ -11,7 +11,10 @@ import pytest
 from builder import TraceBuilder
 from commands import run as command
 
-from chakra_capture.report.page import inert_json
+from chakra_capture.report.content import content
+from chakra_capture.report.facts import gather
+from chakra_capture.report.page import inert_json, render
+from chakra_capture.trace.discovery import find_run
 from report.conftest import make_page
 from report.pages import read
 
@@ -111,6 +114,17 @@ def test_the_script_makes_no_markup_and_runs_no_text() -> None:
         "http",
     ):
         assert banned not in script, banned
+
+
+def test_the_timeline_has_a_place_and_without_one_is_absent(run_of: Callable[[str], Path]) -> None:
+    facts = gather(find_run(run_of("plain_loop")), replay=False, say=lambda _: None)
+    made = content(facts, "chakra-capture report")
+    without, with_one = (read(render(made, timeline=each)) for each in (None, "<h2 id='timeline-title'>Timeline</h2>"))
+    assert "timeline" not in without.sections
+    assert [*with_one.sections].index("timeline") == [*with_one.sections].index("steps") + 1
+    assert [attrs["href"] for tag, attrs in with_one.tags if tag == "a"][:4] == [
+        "#findings", "#step", "#steps", "#timeline"
+    ]  # fmt: skip
 
 
 def test_the_same_run_gives_the_same_bytes(run_of: Callable[[str], Path], tmp_path: Path) -> None:

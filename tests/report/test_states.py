@@ -103,6 +103,18 @@ def test_a_long_run_is_drawn_in_600_buckets_at_most(tmp_path: Path) -> None:
     assert len(text) < 120_000
 
 
+def test_64_ranks_are_summed_up_in_one_line_and_one_table(tmp_path: Path) -> None:
+    for rank in range(64):
+        write_phases(tmp_path / "run", 50, lambda n, rank=rank: 10.0 + rank, rank=rank, size=64)
+    text = make_page(tmp_path / "run", tmp_path / "r.html")
+    page = read(text)
+    assert len(text) < 150_000
+    assert "ranks 0–63 of 64 recorded" in " ".join(page.text.split())
+    assert "Line: median of 1 step of 64 ranks each." in said(page, "steps")
+    assert page.column("t-all-phases", "least of ranks")[0] == pytest.approx(1e6)
+    assert page.column("t-all-phases", "most of ranks")[0] == pytest.approx(7.3e6)
+
+
 def test_few_steps_are_rows(tmp_path: Path) -> None:
     page = read(make_page(write_phases(tmp_path / "run", 30, lambda n: 10.0 + n), tmp_path / "r.html"))
     assert page.column("t-step-rows", "ms") == [(10 + n) * 1e6 for n in range(30)]

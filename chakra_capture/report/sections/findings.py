@@ -99,8 +99,9 @@ def _item(finding: Finding, facts: Facts) -> FindingItem:
 
 def _evidence(finding: Finding, facts: Facts) -> Prose:
     sentences = [finding.summary]
-    if finding.ranks and "ank " not in finding.summary:
-        sentences.append(f"Rank{'s' if len(finding.ranks) > 1 else ''} {ranges(sorted(finding.ranks))}.")
+    several = facts.diagnosis is None or facts.diagnosis.window.num_ranks > 1
+    if several and finding.ranks and "ank " not in finding.summary:
+        sentences.append(f"Most on rank{'s' if len(finding.ranks) > 1 else ''} {ranges(sorted(finding.ranks))}.")
     if finding.kind in _BY_RECORDING and not facts.phases:
         sentences.append("Recording itself slows the CPU; by how much is unknown because phases were off.")
     prize = prize_of(finding)
