@@ -113,6 +113,9 @@ def test_64_ranks_are_summed_up_in_one_line_and_one_table(tmp_path: Path) -> Non
     assert "Line: median of 1 step of 64 ranks each." in said(page, "steps")
     assert page.column("t-all-phases", "least of ranks")[0] == pytest.approx(1e6)
     assert page.column("t-all-phases", "most of ranks")[0] == pytest.approx(7.3e6)
+    assert page.column("t-ranks-phases", "step") == [(10 + rank) * 1e6 for rank in range(64)]
+    assert page.column("t-ranks-phases", "forward")[63] == 36.5e6
+    assert "No window was recorded." in said(page, "ranks")
 
 
 def test_few_steps_are_rows(tmp_path: Path) -> None:

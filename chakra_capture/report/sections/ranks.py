@@ -2,6 +2,7 @@
 
 import polars as pl
 
+from chakra_capture.annotations import PHASE_NAMES
 from chakra_capture.report import charts
 from chakra_capture.report.blocks import Block, Cell, Column, Note, Section, State, Table, number_cell
 from chakra_capture.report.facts import Facts
@@ -24,6 +25,11 @@ def _blocks(facts: Facts) -> list[Block]:
         return [_alone(facts, known)]
     if facts.ranks:
         blocks.append(_table(facts))
+    if len(facts.phases) > 1:
+        blocks.append(_phase_table(facts))
+    if not facts.ranks:
+        text = "Who waits for whom in which operation is known of a recorded window: `chakra_profile.start_step`."
+        return [*blocks, State("No window was recorded.", prose(text))]
     late = facts.stragglers
     if late is None:
         text = "Merge all ranks at once, with `chakra-capture merge`."
@@ -55,6 +61,34 @@ def _named(facts: Facts, rank: int) -> Block:
         )
         text += f"the others {span(where.others_ns)}."
     return Note(plain(text))
+
+
+def _phase_table(facts: Facts) -> Table:
+    """What the steps of each rank take outside the window, by phase."""
+    steps = {rank: summary.step_mean_ns for rank, summary in facts.phases.items()}
+    means = {
+        rank: dict(summary.table.filter(pl.col("place") == "step").select("phase", "mean_ns").iter_rows())
+        for rank, summary in facts.phases.items()
+    }
+    names = [name for name in PHASE_NAMES if any(mine.get(name) is not None for mine in means.values())]
+    unit = unit_for(steps.values())
+    most = max((ns for ns in steps.values() if ns), default=1.0)
+    columns = (
+        Column(head="rank", kind="number"), Column(hidden="step, part of the longest", kind="bar"),
+        Column(head=f"step {unit.name}", kind="number"),
+        *(Column(head=f"{phase_word(name)} {unit.name}", kind="number") for name in names),
+    )  # fmt: skip
+    rows = [
+        (
+            Cell(text=str(rank), value=rank), Cell(svg=charts.bar((ns or 0.0) / most, "op")),
+            number_cell(unit.cell(ns), ns),
+            *(number_cell(unit.cell(means[rank].get(name)), means[rank].get(name)) for name in names),
+        )
+        for rank, ns in list(steps.items())[:_MOST]
+    ]  # fmt: skip
+    said = f" The first {_MOST} of {len(steps)} ranks are shown." if len(steps) > _MOST else ""
+    return Table(name="ranks-phases", title="Outside the window", columns=columns, rows=rows,
+                 note=prose(f"Means of all steps that were timed by phase. Empty: not recorded.{said}"))  # fmt: skip
 
 
 def _table(facts: Facts) -> Table:
