@@ -86,6 +86,11 @@ def _recorded(facts: Facts) -> Iterator[Check]:
             yield Check("steps complete", f"{whole} of {whole}")
         else:
             yield Check("steps complete", "no step is marked", "the whole window is shown instead")
+    if facts.phases:
+        counted, all_of = (sum(getattr(s, key) for s in facts.phases.values()) for key in ("num_steps", "num_recorded"))
+        yield Check("steps timed by phase", f"{count(counted)} of {count(all_of)} count",
+                    "the others are the first of a training, profiled or cut short" if counted < all_of else "",
+                    )  # fmt: skip
     for rank, head in facts.manifests.items():
         if head.complete is False:
             yield Check(f"recording of rank {rank}", f"incomplete: {head.detail or head.reason}", "", Word.LIMITED)

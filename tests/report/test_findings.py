@@ -52,10 +52,7 @@ def test_a_finding_s_prize(finding: Finding, prize: Prize | None) -> None:
 def test_a_finding_has_evidence_next_step_and_bound(tmp_path: Path) -> None:
     page = read(make_page(write_phases(tmp_path / "run", 60, lambda _: 10.0), tmp_path / "r.html"))
     text = " ".join(page.sections["findings"].split())
-    assert (
     said = "Training waits for its input 10.0 % of each step (1.0 ms)."
     assert f"Training waits for its input {said} Next: Give the loader more workers" in text
-        in text
-    )
     assert "up to 10 % of the step, upper bound" in text
     assert "Prizes overlap: they do not add up." in text

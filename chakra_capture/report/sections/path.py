@@ -50,8 +50,9 @@ def section(facts: Facts) -> Section:
     """One bar as long as the step, and what is longest on it."""
     found = shown_path(facts)
     if found is None:
-        why = facts.replayed.no_path if facts.ranks else "No window was recorded."
-        blocks: list[Block] = [State("There is no critical path.", plain(why))]
+        no_window = prose("No window was recorded; `chakra_profile.start_step` and `end_step` choose one.")
+        why = plain(facts.replayed.no_path) if facts.ranks else no_window
+        blocks: list[Block] = [State("There is no critical path.", why)]
         question = "Which chain of work and waiting fixes the length of a step?"
     else:
         what, rows = found

@@ -13,8 +13,9 @@ def section(facts: Facts) -> Section:
     """The changes that save most."""
     table = facts.replayed.prizes
     if table is None:
-        why = facts.replayed.no_prizes if facts.ranks else "No window was recorded."
-        blocks: list[Block] = [State("Nothing was predicted.", plain(why))]
+        no_window = prose("No window was recorded; `chakra_profile.start_step` and `end_step` choose one.")
+        why = plain(facts.replayed.no_prizes) if facts.ranks else no_window
+        blocks: list[Block] = [State("Nothing was predicted.", why)]
         question = "What would help most?"
     elif table.is_empty():
         blocks = [Note(prose("Nothing that was tried would make the steps shorter."))]
