@@ -56,7 +56,7 @@ def content(facts: Facts, command: str, *, show_paths: bool = False) -> Content:
         command: how the page was made.
         show_paths: name the folder of the run in full.
     """
-    scope, judged = scope_of(facts), judge(facts)
+    scope, judged = scope_of(facts), judge(facts, show_hosts=show_paths)
     sections = [
         findings.section(facts, scope),
         anatomy.section(facts, scope),

@@ -1,7 +1,8 @@
 """Whether the numbers can be trusted: what was recorded, what was linked, what that says of which section."""
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -51,8 +52,8 @@ class Quality:
         return tuple(check for check in self.checks if check.word != Word.GOOD)
 
 
-def judge(facts: Facts) -> Quality:
-    """Check a run."""
+def judge(facts: Facts, *, show_hosts: bool = False) -> Quality:
+    """Check a run; what its ranks said themselves is told without the names of their machines."""
     windows = [window for mine in facts.links.values() for window in mine]
     checks = [*_recorded(facts), *_linked(facts, windows), *_repaired(facts, windows), *_times(facts)]
     notes = [*facts.notes]
@@ -60,7 +61,16 @@ def judge(facts: Facts) -> Quality:
         notes += [f"rank {rank.rank}: {note}" for note in rank.notes]
     for number, summary in facts.phases.items():
         notes += [f"rank {number}: {note}" for note in summary.notes]
+    if not show_hosts:
+        checks = [replace(check, result=_without_hosts(check.result, facts)) for check in checks]
+        notes = [_without_hosts(note, facts) for note in notes]
     return Quality(tuple(checks), tuple(dict.fromkeys(notes)))
+
+
+def _without_hosts(text: str, facts: Facts) -> str:
+    for name in {head.hostname for head in facts.manifests.values() if head.hostname}:
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "(host)", text)
+    return text
 
 
 def _recorded(facts: Facts) -> Iterator[Check]:

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,6 +131,19 @@ def test_the_timeline_has_a_place_and_without_one_is_absent(run_of: Callable[[st
 def test_the_same_run_gives_the_same_bytes(run_of: Callable[[str], Path], tmp_path: Path) -> None:
     run = run_of("digits_ddp2_gloo")
     assert make_page(run, tmp_path / "a.html") == make_page(run, tmp_path / "b.html")
+
+
+def test_what_a_rank_said_of_its_fault_names_neither_machine_nor_folder(
+    run_of: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copytree(run_of("plain_loop"), tmp_path / "run")
+    manifest = tmp_path / "run" / "0_run" / "rank-0.json"
+    said = {"complete": False, "detail": "node17: cannot write /data/somebody/out.json", "hostname": "node17"}
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **said}))
+    text = read(make_page(tmp_path / "run", tmp_path / "a.html", "--no-replay")).sections["quality"]
+    assert "incomplete: (host): cannot write …/out.json" in text
+    assert "node17" not in text
+    assert "somebody" not in text
 
 
 def test_no_folder_and_no_host_is_told_unless_asked_for(run_of: Callable[[str], Path], tmp_path: Path) -> None:
