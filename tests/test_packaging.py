@@ -118,3 +118,5 @@ def test_wheel_holds_package_presets_and_plugin_and_nothing_else(built: Path) ->
     presets = sorted(path.name for path in (ROOT / "chakra_capture/presets/chakra_profile").glob("*.yaml"))
     assert sorted(name.split("/")[-1] for name in names if name.endswith(".yaml")) == presets
     assert "chakra_capture/py.typed" in names
+    for name in ("style.css", "page.js", "templates/page.html", "templates/blocks.html"):
+        assert f"chakra_capture/report/{name}" in names

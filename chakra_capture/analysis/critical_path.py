@@ -4,7 +4,7 @@ From the end of a step back over whatever set each point's time in the replay (s
 step's begin. At a collective that ranks met in, the path goes on with the rank that came last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,13 +94,21 @@ def critical_path(run: MergedRun, traces: list[MergedTrace]) -> pl.DataFrame:
     Raises:
         ReplayError: the dependencies of a window go round in a circle.
     """
+    windows = windows_of(run, traces)
+    return sum_paths(
+        (window, Paths(calibrate(replay(ranks, meetings, clocks, inputs=True))))
+        for (window, meetings, clocks), ranks in windows
+        if ranks
+    )
+
+
+def sum_paths(windows: "Iterable[tuple[int, Paths]]") -> pl.DataFrame:
+    """The same of windows that are replayed already."""
     schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
     tables = [pl.DataFrame(schema=schema)]
-    for (window, meetings, clocks), ranks in windows_of(run, traces):
-        if ranks:
-            paths = Paths(calibrate(replay(ranks, meetings, clocks, inputs=True)))
-            summed = (_summed(window, path) for path in paths.all())
-            tables += [one.select(pl.col(name).cast(dtype) for name, dtype in schema.items()) for one in summed]
+    for window, paths in windows:
+        summed = (_summed(window, path) for path in paths.all())
+        tables += [one.select(pl.col(name).cast(dtype) for name, dtype in schema.items()) for one in summed]
     order = ["window", "rank", "step", "total_ns", "category", "name", "phase", "on_rank"]
     return pl.concat(tables).sort(order, descending=[name == "total_ns" for name in order], nulls_last=True)
 

@@ -120,8 +120,8 @@ def overview(
         phases: of the ranks to show that have any.
         series: the steps of all ranks that have any: what is wrong with one is a question about all of them.
     """
-    ranks = tuple(_rank(trace) for trace in traces)
-    world_size = _world_size(run, traces)
+    ranks = tuple(rank_overview(trace) for trace in traces)
+    world_size = stated_world_size(run, traces)
     manifests = run.manifests
     recordings = {
         rank: {
@@ -159,7 +159,7 @@ def overview(
         stragglers=stragglers,
         diagnosis=diagnosis,
         findings=_findings(run, traces, series, diagnosis, stragglers) if traces else None,
-        notes=tuple(_notes(run, shown or set(phases), world_size)),
+        notes=tuple(run_notes(run, shown or set(phases), world_size)),
     )
 
 
@@ -209,7 +209,8 @@ def _steps_asked(head: ManifestHead) -> int:
     return asked
 
 
-def _rank(trace: MergedTrace) -> RankOverview:
+def rank_overview(trace: MergedTrace) -> RankOverview:
+    """What was recorded of one rank, how it was linked, and what its steps took."""
     windows = trace.link["windows"]
     devices = [w["device"] for w in windows if w["device"]]
     alone = [w["host"] for w in windows if w["host"] and not w["device"]]
@@ -263,14 +264,16 @@ def _order_note(order: dict[str, int]) -> str:
     return note
 
 
-def _world_size(run: Run, traces: list[MergedTrace]) -> int | None:
+def stated_world_size(run: Run, traces: list[MergedTrace]) -> int | None:
+    """How many ranks the run had, as manifests or traces say; None if neither does."""
     stated = [head.world_size for head in run.manifests.values() if head.world_size]
     stated += [w["device"]["world_size"] for t in traces for w in t.link["windows"] if w["device"]]
     sizes = [size for size in stated if size]
     return max(sizes) if sizes else None
 
 
-def _notes(run: Run, shown_ranks: set[int], world_size: int | None) -> list[str]:
+def run_notes(run: Run, shown_ranks: set[int], world_size: int | None) -> list[str]:
+    """What a reader should know of the run as a whole."""
     notes = []
     missing = sorted(set(range(world_size or 0)) - shown_ranks)
     if missing:

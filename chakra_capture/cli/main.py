@@ -15,6 +15,7 @@ from chakra_capture.cli.inspect import inspect
 from chakra_capture.cli.merge import merge
 from chakra_capture.cli.output import EXIT_BAD_INPUT, EXIT_USAGE, UsageError, print_error
 from chakra_capture.cli.query import query
+from chakra_capture.cli.report import report
 from chakra_capture.cli.slice import slice_
 from chakra_capture.cli.summary import summary
 from chakra_capture.cli.trigger import trigger
@@ -29,6 +30,7 @@ _HELP = """Record, merge, check and explain PyTorch training traces.
     chakra-capture trigger TRACE_DIR    record some steps of a running job now
     chakra-capture merge TRACE_DIR      link host and device traces of all ranks
     chakra-capture summary TRACE_DIR    see where the step time goes
+    chakra-capture report TRACE_DIR     write it as a page for a browser
     chakra-capture analyze NAME PATH    one table on one question
     chakra-capture compare A B          see whether a change made steps slower
     chakra-capture what-if TRACE_DIR    see what would make steps faster
@@ -53,6 +55,7 @@ def app() -> App:
     )
     built.command(merge)
     built.command(summary)
+    built.command(report)
     built.command(inspect)
     built.command(compare)
     built.command(analyze_app())

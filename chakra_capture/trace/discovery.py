@@ -156,6 +156,7 @@ class ManifestHead(msgspec.Struct):
     reason: str | None = None
     detail: str | None = None
     faults: list[str] = msgspec.field(default_factory=list)
+    versions: dict[str, str | None] = msgspec.field(default_factory=dict)
     windows: list[_ManifestWindow] = msgspec.field(default_factory=list)
 
 
