@@ -24,6 +24,7 @@ from chakra_capture.analysis.own_times import own_times
 from chakra_capture.analysis.phase_times import mean_phase_times, phase_times
 from chakra_capture.analysis.phases import PhaseSummary, phase_summary
 from chakra_capture.analysis.replay.graph import ReplayError
+from chakra_capture.analysis.run_findings import RunFindings, run_findings
 from chakra_capture.analysis.step_series import StepSeries
 from chakra_capture.analysis.step_tables import step_table
 from chakra_capture.analysis.stragglers import Stragglers, find_stragglers
@@ -69,6 +70,7 @@ class Facts:
         communication: None where the operations of ranks were not matched.
         communication_share: part of the steps in which an operation is under way, on any thread or stream.
         phases: of ranks that timed the phases of all steps.
+        diagnosis: what these say; ``findings`` has the problems of it, and what recorded windows show.
         history: all whole steps that were timed: ``rank``, ``row``, ``step``, ``work_ns``, ``gap_ns``, ``profiled``,
             ``first``.
         history_parts: their phases, where they are few enough to be shown: ``rank``, ``row``, ``in_gap``, ``phase``,
@@ -99,6 +101,7 @@ class Facts:
     history: pl.DataFrame
     history_parts: pl.DataFrame
     diagnosis: Diagnosis | None
+    findings: RunFindings
     replayed: Replayed
 
     @property
@@ -142,6 +145,9 @@ def gather(run: Run, ranks: list[int] | None = None, *, replay: bool = True, say
         communication = communication_statistics(mine, kernels)
     else:
         communication = None
+    say("looking for what is wrong")
+    diagnosis = diagnose_series(told.series, stragglers) if told.series else None
+    findings = run_findings(traces, across, series=told.series, diagnosis=diagnosis, stragglers=stragglers)
     say("replaying the run")
     world_size = stated_world_size(run, traces) or told.world_size
     return Facts(
@@ -168,7 +174,8 @@ def gather(run: Run, ranks: list[int] | None = None, *, replay: bool = True, say
         phases=told.summaries,
         history=told.history,
         history_parts=told.parts,
-        diagnosis=diagnose_series(told.series, stragglers) if told.series else None,
+        diagnosis=diagnosis,
+        findings=findings,
         replayed=_replayed(across, traces) if replay and traces else Replayed(),
     )
 
@@ -217,7 +224,8 @@ def _stragglers(across: MergedRun, collectives: pl.DataFrame | None, traces: lis
     found = find_stragglers(collectives, {rank: clock.spread_ns or 0 for rank, clock in across.clocks.items()})
     if not found.ranks:
         return found
-    return found.located({trace.rank: own_times(trace, collectives, loop_windows(trace)) for trace in traces})
+    own = {trace.rank: own_times(trace, loop_windows(trace)) for trace in traces}
+    return found.located(own, {trace.rank: trace for trace in traces})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

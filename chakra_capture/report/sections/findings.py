@@ -9,8 +9,6 @@ from chakra_capture.report.words import Prose, count_of, plain, prose, ranges, s
 
 _MOST = 7
 _FEW_STEPS = 20
-# What the profiler itself may cause.
-_BY_RECORDING = ("HOST_BOUND", "LAUNCH_BOUND", "CPU_BOUND")
 TITLES = {
     "INPUT_BOUND": "Training waits for its input",
     "INPUT_STRAGGLER": "One rank waits for its input, and the others for it",
@@ -24,12 +22,32 @@ TITLES = {
     "CALLBACKS_HEAVY": "Callbacks take much of the training",
     "BETWEEN_STEPS_HEAVY": "The loop is busy between steps",
     "STEPS_SLOW_DOWN": "Steps take longer and longer",
+    "INPUT_BURSTS": "Now and then a step waits long for its input",
+    "SLOW_STEPS": "A few steps are much slower than the others",
+    "HOST_BOUND": "The CPU issues work slower than the GPU finishes it",
+    "SHORT_KERNELS": "Kernels are shorter than their launches",
+    "BETWEEN_OPS": "Time passes in Python between operators",
+    "QUEUE_DRAINED": "A call waits for the GPU in every step",
+    "DEVICE_ALLOCATIONS": "GPU memory is allocated in every step",
+    "DEVICE_WAITS_FOR_INPUT": "The GPU waits for input",
+    "PAGEABLE_COPIES": "Copies from memory that is not pinned",
+    "WAITS_FOR_COMMUNICATION": "Work waits for communication",
+    "WAITS_FOR_PEERS": "Ranks wait for each other in collectives",
+    "RANKS_TAKE_TURNS": "Ranks wait for each other in turn",
+    "SLOW_COLLECTIVES": "Most collectives are slower than the best of them",
+    "SMALL_COLLECTIVES": "Many small collectives",
+    "DDP_BUFFER_BROADCAST": "DDP sends its buffers before every forward",
+    "BUCKET_COPIES": "DDP copies gradients out of its buckets",
+    "LAYOUT_CONVERSIONS": "Layouts are converted for convolutions",
+    "OPTIMIZER_OPS": "The optimizer runs many small operators",
+    "DTYPE_CONVERSIONS": "Values are converted between dtypes",
+    "FORWARD_REPEATED": "Forward runs again in backward",
 }
 
 
 def prize_of(finding: Finding) -> Prize | None:
     """What a finding would save: of those that were tried the time, of the others at most their share of a step."""
-    found = getattr(finding, "prize", None)
+    found = finding.prize
     if found is not None:
         return Prize(found.most_ns, found.share, found.least_ns is None or found.least_ns < found.most_ns, found.doubt)
     return None if finding.share is None else Prize(None, finding.share)
@@ -37,8 +55,9 @@ def prize_of(finding: Finding) -> Prize | None:
 
 def findings_of(facts: Facts) -> list[Finding]:
     """Findings that call for something to be done, the one that may save most first."""
-    problems = [] if facts.diagnosis is None else [*facts.diagnosis.problems]
-    return sorted(problems, key=lambda finding: -(prize.share or 0.0 if (prize := prize_of(finding)) else 0.0))
+    return sorted(
+        facts.findings.problems, key=lambda finding: -(prize.share or 0.0 if (prize := prize_of(finding)) else 0.0)
+    )
 
 
 def section(facts: Facts, scope: Scope) -> Section:
@@ -54,7 +73,11 @@ def section(facts: Facts, scope: Scope) -> Section:
     else:
         question = "What to change, ordered by how much of the step it could save."
         blocks += _none(facts)
-    num_steps = 0 if facts.diagnosis is None else facts.diagnosis.window.num_steps
+    blocks += [Note(plain(f"{finding.summary} {finding.action}")) for finding in facts.findings.notes]
+    if minor := facts.findings.minor:
+        items = [_item(finding, facts) for finding in minor]
+        blocks.append(Fold("What would save less than 3 % of a step", (Findings(items, start=len(found) + 1),)))
+    num_steps = facts.findings.num_steps if facts.diagnosis is None else facts.diagnosis.window.num_steps
     if 0 < num_steps < _FEW_STEPS:
         blocks.append(Note(prose(f"Only {count_of(num_steps, 'step')}: no statement on steadiness.")))
     return Section(anchor="findings", nav="Findings", title="Findings", question=prose(question), blocks=blocks)
@@ -62,6 +85,11 @@ def section(facts: Facts, scope: Scope) -> Section:
 
 def _none(facts: Facts) -> list[Block]:
     diagnosis = facts.diagnosis
+    if diagnosis is None and facts.findings.num_steps:
+        if not facts.findings.is_told:
+            return []
+        steps = count_of(facts.findings.num_steps, "recorded step")
+        return [Note(plain(f"No finding above 3 % of a step in {steps}."), good=True)]
     if diagnosis is None:
         return [
             State(
@@ -102,8 +130,6 @@ def _evidence(finding: Finding, facts: Facts) -> Prose:
     several = facts.diagnosis is None or facts.diagnosis.window.num_ranks > 1
     if several and finding.ranks and "ank " not in finding.summary:
         sentences.append(f"Most on rank{'s' if len(finding.ranks) > 1 else ''} {ranges(sorted(finding.ranks))}.")
-    if finding.kind in _BY_RECORDING and not facts.phases:
-        sentences.append("Recording itself slows the CPU; by how much is unknown because phases were off.")
     prize = prize_of(finding)
     if prize is not None and prize.doubt:
         sentences.append(f"{prize.doubt[0].upper()}{prize.doubt[1:].rstrip('.')}.")
