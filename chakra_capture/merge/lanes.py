@@ -26,7 +26,6 @@ def assign_lanes(track: Ints, ts_ns: Int64, dur_ns: Int64, *, most_nested: int =
         dur_ns: durations, none negative.
         most_nested: lanes with nesting; what fits in none of them goes to the first further lane that is free.
     """
-    track = np.asarray(track)
     order = slice_order(track, ts_ns, dur_ns)
     lane = np.zeros(len(order), dtype=np.int32)
     if not len(order):
@@ -48,7 +47,6 @@ def assign_lanes(track: Ints, ts_ns: Int64, dur_ns: Int64, *, most_nested: int =
 
 def slice_order(track: Ints, ts_ns: Int64, dur_ns: Int64) -> Int64:
     """Positions by (track, start, longer first, position): around what begins with it comes what holds it."""
-    track = np.asarray(track)
     same = track[1:] == track[:-1]
     later = (ts_ns[1:] > ts_ns[:-1]) | ((ts_ns[1:] == ts_ns[:-1]) & (dur_ns[1:] <= dur_ns[:-1]))
     if np.all((track[1:] > track[:-1]) | (same & later)):  # as the rows of nodes stand
