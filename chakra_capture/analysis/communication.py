@@ -72,8 +72,9 @@ def _classes(collectives: pl.DataFrame) -> pl.DataFrame:
     rows = collectives.with_columns(
         size_class=size_class,
         dur_ns=pl.col("end_ns") - pl.col("arrival_ns"),
-        algorithm=_payload() / pl.when(pl.col("transfer_ns") > 0).then("transfer_ns") * 1e9,
-    ).with_columns(bus=pl.col("algorithm") * _bus_factor())
+        algorithm=_algorithm_bandwidth(),
+        bus=bus_bandwidth(),
+    )
     table = rows.group_by(keys, maintain_order=True).agg(
         min_bytes=pl.col("comm_bytes").min(),
         max_bytes=pl.col("comm_bytes").max(),
@@ -92,6 +93,15 @@ def _classes(collectives: pl.DataFrame) -> pl.DataFrame:
     order = ["total_ns", "process_group", "collective", "min_bytes"]
     table = table.sort(order, descending=[True, False, False, False], nulls_last=True)
     return table.select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)
+
+
+def bus_bandwidth() -> pl.Expr:
+    """Bytes per second and link that a row of collectives comes to; null where it is not known."""
+    return _algorithm_bandwidth() * _bus_factor()
+
+
+def _algorithm_bandwidth() -> pl.Expr:
+    return _payload() / pl.when(pl.col("transfer_ns") > 0).then("transfer_ns") * 1e9
 
 
 def _payload() -> pl.Expr:

@@ -144,11 +144,8 @@ class _Export:
         head: dict[str, Any] = {"schemaVersion": 1, "displayTimeUnit": "ms", "baseTimeNanoseconds": self._base}
         ranks = self._done.ranks
         if len(ranks) == 1:
-            head["distributedInfo"] = {"rank": ranks[0], "world_size": self._world_size()}
+            head["distributedInfo"] = {"rank": ranks[0]}
         return {**head, "clock_offsets_ns": {str(rank): -shift for rank, shift in self._shift.items()}}
-
-    def _world_size(self) -> int:
-        return max([*self._source.run.clocks, *self._done.ranks]) + 1
 
     def _rank(self, file: EventFile, trace: MergedTrace) -> None:
         shift, cut, rank = self._shift[trace.rank], self._source.cut, trace.rank
