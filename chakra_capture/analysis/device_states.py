@@ -14,7 +14,7 @@ from chakra_capture.trace.merged import MergedTrace
 
 IDLE = "idle"
 STATES = {"compute": "compute", "communication": "exposed communication", "memory": "copy"}
-_CAUSES = ("cause", "name", "detail", "phase", "drained_by")
+_CAUSES = ("cause", "name", "phase", "drained_by")
 SCHEMA: dict[str, pl.DataType | type[pl.DataType]] = {
     "window": pl.Int32, "device": pl.Int64, "state": pl.String, "begin_ns": pl.Int64, "end_ns": pl.Int64,
     **dict.fromkeys(_CAUSES, pl.String),
@@ -34,7 +34,7 @@ def device_states(trace: MergedTrace) -> pl.DataFrame:
     for (window, device), mine in activities.partition_by("window", "device", as_dict=True).items():
         keys = {"window": pl.lit(window, pl.Int32), "device": pl.lit(device, pl.Int64)}
         tables.append(_busy(mine).with_columns(**keys))
-    idle = idle_pieces(trace).filter(pl.col("dur_ns") > 0)
+    idle = idle_pieces(trace, _CAUSES).filter(pl.col("dur_ns") > 0)
     ends = pl.col("ts_ns") + pl.col("dur_ns")
     tables.append(idle.select("window", "device", *_CAUSES, begin_ns="ts_ns", end_ns=ends, state=pl.lit(IDLE)))
     typed = [
@@ -46,7 +46,14 @@ def device_states(trace: MergedTrace) -> pl.DataFrame:
     ]
     offset = pl.col("window").cast(pl.Int64).replace_strict(trace.clock_offsets, default=0, return_dtype=pl.Int64)
     shifted = pl.col("begin_ns", "end_ns") + offset.fill_null(0)
-    return pl.concat(typed).with_columns(shifted).sort("window", "device", "begin_ns")
+    states = pl.concat(typed).with_columns(shifted).sort("window", "device", "begin_ns")
+    # Without the innermost op many pieces of a gap are alike.
+    alike = pl.struct(pl.exclude("begin_ns", "end_ns")).rle_id()
+    return (
+        states.group_by(alike.alias("stretch"), maintain_order=True)
+        .agg(pl.exclude("begin_ns", "end_ns").first(), pl.col("begin_ns").first(), pl.col("end_ns").last())
+        .select(*SCHEMA)
+    )
 
 
 def _busy(activities: pl.DataFrame) -> pl.DataFrame:

@@ -89,7 +89,8 @@ def _counters(run: "MergedRun", trace: "MergedTrace") -> "Iterator[Counter]":
         for what in ("allocated", "reserved"):
             known = rows.select("ts_ns", value=what).drop_nulls()
             if known.height:
-                yield Counter(HOST if device is None else int(device), f"memory {what} [bytes]", known)
+                part, of = (HOST, "of the host") if device is None else (int(device), f"of GPU {device}")
+                yield Counter(part, f"memory {what} {of} [bytes]", known)
     copies = counters.copy_bandwidths(trace)
     for (device,), rows in copies.partition_by("device", as_dict=True, maintain_order=True).items():
         yield _bandwidth(int(device), "copy bandwidth [GB/s]", rows)

@@ -76,13 +76,14 @@ def counter_texts(one: Counter, pid: int, spans: Spans, shift_ns: int, bounds: t
     if rows.is_empty() or not len(spans.start):
         return []
     low, high = max(int(spans.start[0]), base_ns), min(int(spans.end[-1]), last_ns)
+    rows = rows.filter((pl.col("ts") < int(spans.end[-1])) & (pl.col("ts") <= high))
     before = rows.filter(pl.col("ts") <= low).tail(1).with_columns(ts=pl.lit(low, dtype=pl.Int64))
-    during = rows.filter((pl.col("ts") > low) & (pl.col("ts") < high))
+    during = rows.filter(pl.col("ts") > low)
     shown = pl.concat([before, during])
     if shown.is_empty():
         return []
     shown = shown.filter(pl.col("value").ne_missing(pl.col("value").shift(1)) | (pl.int_range(pl.len()) == 0))
-    after = rows.filter(pl.col("ts") <= high).tail(1).with_columns(ts=pl.lit(high, dtype=pl.Int64))
+    after = shown.tail(1).with_columns(ts=pl.lit(high, dtype=pl.Int64))
     value = pl.col("value") if not one.decimals else thousandths(pl.col("value"))
     event = joined(
         [

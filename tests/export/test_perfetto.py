@@ -1,0 +1,380 @@
+"""The Perfetto export of real and built runs, read by the independent reader."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import polars as pl
+import pytest
+from builder import TraceBuilder, merge_files
+from commands import refused, run
+from handed import CASES, DATA, require
+
+from chakra_capture.trace.discovery import WindowFiles
+from export.exported import merged, merged_device, merged_pair
+from export.perfetto_reader import Trace, read
+
+TRACES = Path(__file__).parents[2] / "traces"
+MADE = {"phase", "gpu_state", "critical_path", "step"}
+# As Kineto names what is no row with a time line of its own.
+WITHOUT_TIME_LINE = ("process", "thread", "memory")
+
+
+def exported(source: Path, target: Path, *options: object) -> tuple[Trace, dict]:
+    done = run("export", "perfetto", source, "-o", target, "--json", *options)
+    assert done.code == 0, done.err
+    (said,) = json.loads(done.out)["files"]
+    trace = read(target)
+    events = (
+        len(trace.slices) + len(trace.instants) + 2 * sum(map(len, trace.arrows.values()))
+        + sum(map(len, trace.counters.values()))
+    )  # fmt: skip
+    assert said["num_events"] - events == len(trace.threads) * 2 + len(trace.processes) * 3
+    assert said["num_bytes"] == target.stat().st_size
+    assert {kind: len(pairs) for kind, pairs in trace.arrows.items()} == {
+        kind: of["written"] for kind, of in said["arrows"].items() if of["written"]
+    }
+    return trace, said
+
+
+def nodes_of(folder: Path, rank: int = 0) -> pl.DataFrame:
+    (path,) = folder.glob(f"**/rank={rank}/nodes.parquet")
+    return pl.read_parquet(path)
+
+
+def check_rows(trace: Trace, nodes: pl.DataFrame, *, rank: int = 0, shift: int = 0) -> None:
+    """Every row with a time is there once, at its time to the ns, in its category."""
+    rows = {key[1]: one for key, one in trace.rows().items() if key[0] == rank}
+    timed = nodes.filter(pl.col("ts_ns").is_not_null() & ~pl.col("kind").is_in(WITHOUT_TIME_LINE))
+    assert len(rows) == timed.height
+    for node in timed.iter_rows(named=True):
+        one = rows[node["node_id"]]
+        assert one.name == (node["name"] or "")
+        assert one.begin + trace.base == node["ts_ns"] + shift
+        assert one.end - one.begin == (node["dur_ns"] or 0)
+        args = json.loads(node["args"] or "{}")
+        assert one.cat == args.get("cat")
+        assert one.args.get("External id") == node["external_id"]
+        assert one.args.get("correlation") == node["correlation_id"]
+        assert one.args.get("stream") == node["stream"]
+        assert one.args.get("step") == node["step"]
+        assert one.args.get("phase") == node["phase"]
+        kept = {key: value for key, value in args.items() if key not in ("cat", "host")}
+        assert json.loads(json.dumps({key: one.args[key] for key in kept}, default=float)) == kept
+
+
+def check_made(trace: Trace, said: dict) -> None:
+    """What is made of rows: counted, the path and the states of a GPU without a gap."""
+    found = Counter(one.cat for one in trace.slices if one.cat in MADE)
+    assert found == Counter(said["made"])
+    for name in ("GPU state", "critical path"):
+        for (pid, tid), thread in trace.threads.items():
+            mine = [one for one in trace.slices if (one.pid, one.tid) == (pid, tid)]
+            if thread == name and mine:
+                assert [a.end for a in mine[:-1]] == [b.begin for b in mine[1:]]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "hta_simple_add_critical_path", "hta_event_sync_multi_stream", "torch_compile_triton", "vllm_decode_cuda_graph",
+        "mi300_qwen_0_5b_chat", "hta_cpu_only", "h100_bert_small", "mi210_gpu_only",
+    ],
+)  # fmt: skip
+def test_every_row_of_a_handed_device_trace_is_there_once_at_its_time(tmp_path, name):
+    folder = merged_device(tmp_path / "m", name)
+    (path,) = folder.glob("rank=*")
+    rank = int(path.name.removeprefix("rank="))
+    trace, said = exported(folder, tmp_path / "t.json.gz")
+    nodes, link = nodes_of(folder, rank), json.loads((path / "link.json").read_text())
+    offset = link["windows"][0]["clock_offset_ns"] or 0
+    if not offset:
+        check_rows(trace, nodes, rank=rank)
+    timed = nodes.filter(pl.col("ts_ns").is_not_null() & ~pl.col("kind").is_in(["process", "thread"]))
+    assert said["rows"] | ({"memory": said["num_samples"]} if said["num_samples"] else {}) == dict(
+        sorted(timed["kind"].cast(pl.String).value_counts().iter_rows())
+    )
+    check_made(trace, said)
+
+
+def test_every_row_of_a_pair_is_there_with_its_launch_and_the_path_is_the_elapsed_time(tmp_path):
+    folder = merged_pair(tmp_path / "m", "resnet50_ddp_twin")
+    trace, said = exported(folder, tmp_path / "t.json.gz")
+    nodes = nodes_of(folder)
+    check_rows(trace, nodes)
+    check_made(trace, said)
+    rows = {node: one for (_, node), one in trace.rows().items()}
+    launched = nodes.filter(pl.col("launch_id").is_not_null() & pl.col("kind").is_in(["kernel", "memcpy", "memset"]))
+    expected = {
+        (rows[launch].tid, rows[launch].begin, rows[node].tid, rows[node].begin)
+        for node, launch in launched.select("node_id", "launch_id").iter_rows()
+    }
+    assert {(s[1], s[2], f[1], f[2]) for s, f in trace.arrows["ac2g"]} == expected
+    assert len(trace.arrows["ac2g"]) == launched.height
+
+    path = trace.on("Run", "critical path")
+    worked = [
+        one for one in trace.rows().values() if one.cat in ("cpu_op", "kernel", "cuda_runtime", "user_annotation")
+    ]
+    answer = run("analyze", "critical-path", folder, "--json")
+    whole = [row["total_ns"] for row in json.loads(answer.out)["rows"] if row["step"] is None]
+    assert path[-1].end - path[0].begin == sum(whole)
+
+    device = json.loads(run("analyze", "device", folder, "--json").out)["rows"][0]
+    states = trace.on("rank 0: GPU 0", "GPU state")
+    times = Counter()
+    for one in states:
+        times[one.name] += one.end - one.begin
+    assert times["compute"] == device["compute_ns"]
+    assert times["exposed communication"] == device["exposed_communication_ns"]
+    assert times["copy"] == device["exposed_memory_ns"]
+    causes = json.loads(run("analyze", "idle", folder, "--json").out)["rows"]
+    assert times["idle"] == sum(row["total_ns"] for row in causes)
+    assert {one.args["cause"] for one in states if one.name == "idle"} == {row["cause"] for row in causes}
+
+    queue = {name: [value for _, value in samples] for (_, name), samples in trace.counters.items() if "queue" in name}
+    launches = json.loads(run("analyze", "launches", folder, "--json").out)["rows"]
+    of_stream: dict[int, int] = {}
+    for row in launches:
+        of_stream[row["stream"]] = max(of_stream.get(row["stream"], 0), row["queue_max"])
+    assert {name: max(values) for name, values in queue.items()} == {
+        f"queue length stream {stream} [activities]": most for stream, most in of_stream.items()
+    }
+    assert all(values[-1] == 0 for values in queue.values())
+    names = {name for (pid, _), name in trace.threads.items() if trace.processes[pid] == "rank 0: GPU 0"}
+    assert names == {"GPU state", "stream 7 compute", "stream 40 NCCL default_pg"}
+
+
+def test_backward_functions_hang_on_the_last_op_before_them_with_their_sequence_number(tmp_path):
+    folder = merged_pair(tmp_path / "m", "resnet50_ddp_twin")
+    trace, _ = exported(folder, tmp_path / "t.json.gz", "--kind", "host_op")
+    rows = [one for one in trace.rows().values() if "Sequence number" in one.args]
+    assert trace.arrows["fwdbwd"]
+    by_place = {(one.tid, one.begin): one for one in rows}
+    for (_, tid, at), (_, tid_to, at_to) in trace.arrows["fwdbwd"]:
+        forward, backward = by_place[tid, at], by_place[tid_to, at_to]
+        assert backward.name.startswith("autograd::engine::evaluate_function")
+        number = backward.args["Sequence number"]
+        assert forward.args["Sequence number"] == number
+        between = [
+            one for one in rows if one.args["Sequence number"] == number and at < one.begin < at_to
+            and not one.name.startswith("autograd::engine")
+        ]  # fmt: skip
+        assert between == []
+
+
+def test_two_gloo_ranks_are_on_one_clock_with_an_arrow_from_the_last_one_to_each_collective(tmp_path):
+    merging = run("merge", TRACES / "digits_ddp2_gloo", "-o", tmp_path / "m")
+    assert merging.code == 0, merging.err
+    trace, said = exported(tmp_path / "m", tmp_path / "t.json")
+    clocks = json.loads((tmp_path / "m" / "alignment.json").read_text())["clocks"]
+    for rank in (0, 1):
+        check_rows(trace, nodes_of(tmp_path / "m", rank), rank=rank, shift=-clocks[str(rank)]["offset_ns"])
+    check_made(trace, said)
+    collectives = pl.read_parquet(tmp_path / "m" / "collectives.parquet")
+    rows, expected = trace.rows(), set()
+    for _, ranks in collectives.group_by("collective_id"):
+        of = {row["rank"]: row for row in ranks.iter_rows(named=True)}
+        last = of[0]["last_rank"]
+        if last is None or len(of) < 2:
+            continue
+        first, second = (rows[rank, of[rank]["node_id"]] for rank in (last, 1 - last))
+        expected.add((first.tid, first.begin, second.tid, max(second.begin, first.begin)))
+    assert {(s[1], s[2], f[1], f[2]) for s, f in trace.arrows["collective"]} == expected
+    assert len(expected) == len(trace.arrows["collective"]) > 0
+    assert [*trace.processes.values()].count("Run") == 1
+    assert {"rank 0: host", "rank 1: host"} <= {*trace.processes.values()}
+    assert any(name.startswith("bus bandwidth") for _, name in trace.counters)
+    phases = [one.name for one in trace.of_cat("phase")]
+    assert {"forward", "backward", "optimizer"} <= {*phases}
+
+
+def test_memory_is_shown_as_counters(tmp_path):
+    folder = merged_device(tmp_path / "m", "mi300_qwen_0_5b_chat")
+    trace, said = exported(folder, tmp_path / "t.json")
+    memory = nodes_of(folder).filter(kind="memory").sort("ts_ns", "node_id")
+    assert said["num_samples"] == memory.height > 0
+    (samples,) = [of for (_, name), of in trace.counters.items() if name == "memory allocated of GPU 0 [bytes]"]
+    told = [json.loads(args) for args in memory["args"]]
+    said_values = [args["Total Allocated"] for args in told if args["Device Type"] != 0]
+    assert max(value for _, value in samples) == max(said_values)
+    assert samples[-1][1] == said_values[-1]
+
+
+def test_slices_that_cross_are_on_lanes_below_their_track(tmp_path):
+    built = TraceBuilder()
+    for at, (ts, dur) in enumerate([(10, 20), (20, 20), (25, 30), (30, 2), (70, 5), (70, 5), (75, 0)]):
+        built.launched(f"k{at}", ts, dur, at + 1, at=at)
+    built.op("outer", 0, 50).op("crosses", 40, 30)
+    folder = tmp_path / "m"
+    built.merged(tmp_path / "b")
+    folder = tmp_path / "b" / "out"
+    rank = folder.rename(tmp_path / "rank=0")
+    trace, said = exported(rank, tmp_path / "t.json")
+    place = {one.name: trace.threads[one.pid, one.tid] for one in trace.rows().values()}
+    assert [place[f"k{at}"] for at in range(7)] == [
+        "stream 7 compute", "stream 7 compute (2)", "stream 7 compute (3)", "stream 7 compute", "stream 7 compute",
+        "stream 7 compute", "stream 7 compute",
+    ]  # fmt: skip
+    assert place["outer"] == "thread 11"
+    assert place["crosses"] == "thread 11 (2)"
+    assert {(one["track"], one["num_lanes"]) for one in said["lanes"]} == {
+        ("rank 0: GPU 0, stream 7 compute", 3), ("rank 0: host, thread 11", 2),
+    }  # fmt: skip
+    order = sorted((index, trace.threads[key]) for key, index in trace.order.items() if key[0] == 11)
+    assert [name for _, name in order] == [
+        "GPU state", "stream 7 compute", "stream 7 compute (2)", "stream 7 compute (3)",
+    ]  # fmt: skip
+
+
+HOSTILE = [
+    'quote " backslash \\ end', "</script><img src=x onerror=alert(1)>", "a\nb\tc\x00d\x7f", "\u202eevil\u2028\u2029",
+    "", "__proto__", "constructor", '{"ph":"X"}', ',"host":{', "ключ 🦑", "x" * 100_000,
+]  # fmt: skip
+
+
+def test_hostile_names_and_arguments_come_through_as_they_are(tmp_path):
+    built = TraceBuilder()
+    for at, name in enumerate(HOSTILE):
+        built.launched(name, 10 + at, 1, at + 1, at=at)
+        built.kernel(name, 100 + at, 1, stream=9, note=name, cat="kernel", host={"a": name}, b={"host": {"c": name}})
+        built.event(ph="X", cat=name, name=name, pid=100, tid=12, ts=200 + at, dur=1, args={"k": [name], "o": {"h": 1}})
+        built.op(f"{at}", 300 + at, 1, nested={"x": 1, "host": {"y": name}})
+    files = WindowFiles(built.write_host(tmp_path / "h.json"), built.write_device(tmp_path / "d.json"))
+    merge_files(tmp_path / "rank=0", files)
+    trace, _ = exported(tmp_path / "rank=0", tmp_path / "t.json.gz")
+    names = [one.name for one in trace.rows().values()]
+    for name in HOSTILE:
+        assert names.count(name) >= 3
+    check_rows(trace, pl.read_parquet(tmp_path / "rank=0" / "nodes.parquet"))
+
+
+# What is cut.
+
+
+def test_a_cut_by_time_clips_and_flags_and_drops_arrows_with_one_end_outside(tmp_path):
+    built = TraceBuilder().op("whole", 0, 100).op("inside", 30, 10).op("before", 5, 10)
+    built.launched("early", 35, 10, 1, at=6).launched("late", 55, 30, 2, at=31).launched("after", 95, 3, 3, at=32)
+    built.merged(tmp_path / "b")
+    rank = (tmp_path / "b" / "out").rename(tmp_path / "rank=0")
+    trace, said = exported(rank, tmp_path / "t.json", "--from", "20us", "--to", "60us")
+    shown = {one.name: (one.begin, one.end, one.args.get("clipped")) for one in trace.rows().values()}
+    assert shown == {
+        "whole": (20_000, 60_000, True), "inside": (30_000, 40_000, None), "early": (35_000, 45_000, None),
+        "late": (55_000, 60_000, True), "cudaLaunchKernel": (32_000, 33_000, None),
+    }  # fmt: skip
+    (whole,) = [one for one in trace.slices if one.name == "whole" and one.cat == "cpu_op"]
+    assert whole.args["whole_ns"] == 100_000
+    assert said["arrows"]["ac2g"] == {"written": 1, "outside": 2, "backward": 0}
+    assert (said["num_clipped"], said["num_left_out"]) == (2, 3)
+    assert all(one.begin >= 20_000 and one.end <= 60_000 for one in trace.slices)
+    (queue,) = trace.counters.values()
+    assert queue == [(20_000, 1), (31_000, 2), (32_000, 3), (35_000, 2), (55_000, 1), (60_000, 1)]
+
+
+def test_a_cut_by_step_and_rank_shows_their_time_to_the_last_thing_launched(tmp_path):
+    merging = run("merge", TRACES / "digits_ddp2_gloo", "-o", tmp_path / "m")
+    assert merging.code == 0, merging.err
+    steps = pl.read_parquet(tmp_path / "m" / "rank=1" / "steps.parquet")
+    number = steps["step"].drop_nulls()[1]
+    trace, said = exported(tmp_path / "m", tmp_path / "t.json", "--steps", number, "--ranks", 1)
+    assert said["ranks"] == [1]
+    nodes = nodes_of(tmp_path / "m", 1).filter(pl.col("ts_ns").is_not_null())
+    mine = nodes.filter(step=number)
+    low, high = mine["ts_ns"].min(), (mine["ts_ns"] + mine["dur_ns"].fill_null(0)).max()
+    expected = nodes.filter((pl.col("ts_ns") < high) & (pl.col("ts_ns") + pl.col("dur_ns").fill_null(0) > low))
+    shown = {node for (_, node) in trace.rows()}
+    assert {*mine["node_id"]} <= shown
+    assert {*expected["node_id"]} == shown
+    (step,) = trace.of_cat("step")
+    assert step.name == f"step {number}"
+    path = trace.of_cat("critical_path")
+    assert (path[0].begin, path[-1].end) == (min(s.begin for s in trace.slices), path[-1].end)
+    assert [a.end for a in path[:-1]] == [b.begin for b in path[1:]]
+
+
+def test_kinds_are_chosen_by_name(tmp_path):
+    folder = merged_device(tmp_path / "m", "hta_simple_add_critical_path")
+    trace, said = exported(folder, tmp_path / "t.json", "--kind", "kernel", "device-state")
+    assert {*said["rows"]} == {"kernel"}
+    assert {one.cat for one in trace.slices} == {"kernel", "gpu_state"}
+    assert not trace.counters
+    assert not trace.arrows
+
+
+@pytest.mark.parametrize("case", sorted(path.name for path in CASES.glob("0*")) if CASES.exists() else [])
+def test_every_handed_case_that_merges_is_exported(tmp_path, case):
+    folder = CASES / case
+    host, device = folder / "et.json", folder / "kineto.json"
+    if not (host.exists() or device.exists()):
+        return
+    sides = [item for flag, path in (("--host", host), ("--device", device)) if path.exists() for item in (flag, path)]
+    if run("merge", "--force", *sides, "-o", tmp_path / "m").code != 0:
+        return
+    trace, said = exported(tmp_path / "m", tmp_path / "t.json.gz")
+    check_made(trace, said)
+    (rank,) = said["ranks"]
+    nodes = nodes_of(tmp_path / "m", rank).filter(~pl.col("kind").is_in(["process", "thread"]))
+    assert sum(said["rows"].values()) + said["num_samples"] + sum(said["without_time"].values()) == nodes.height
+
+
+# What is written where.
+
+
+def test_a_host_trace_alone_has_no_times_and_says_so(tmp_path):
+    path = require(DATA / "host_only" / "small_schema_1.0.2.json.gz")
+    folder = merged(tmp_path / "m", host=path)
+    trace, said = exported(folder, tmp_path / "t.json.gz")
+    assert trace.slices == []
+    assert sum(said["without_time"].values()) > 0
+
+
+def test_per_rank_files_hold_the_rows_of_one_rank_and_name_it(tmp_path):
+    merging = run("merge", TRACES / "digits_ddp2_gloo", "-o", tmp_path / "m")
+    assert merging.code == 0, merging.err
+    done = run("export", "perfetto", tmp_path / "m", "-o", tmp_path / "f", "--per-rank")
+    assert done.code == 0, done.err
+    assert sorted(path.name for path in (tmp_path / "f").iterdir()) == ["rank-0.json.gz", "rank-1.json.gz"]
+    for rank in (0, 1):
+        trace = read(tmp_path / "f" / f"rank-{rank}.json.gz")
+        assert trace.head["distributedInfo"]["rank"] == rank
+        assert {key[0] for key in trace.rows()} == {rank}
+        assert len(trace.rows()) == len(trace.slices) + len(trace.instants)
+        assert not trace.counters
+
+
+def test_a_file_that_is_there_is_not_replaced_unless_asked_for(tmp_path):
+    folder = merged_device(tmp_path / "m", "hta_simple_add_critical_path")
+    target = tmp_path / "t.json.gz"
+    target.write_text("mine")
+    refused(run("export", "perfetto", folder, "-o", target), "exists already", "--overwrite")
+    assert target.read_text() == "mine"
+    first, _ = exported(folder, target, "--overwrite")
+    bytes_before = target.read_bytes()
+    exported(folder, target, "--overwrite")
+    assert target.read_bytes() == bytes_before
+    assert first.slices
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m", "t.json.gz"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--from", "5"), "is no time"),
+        (("--from", "5ms", "--to", "5ms"), "is not after"),
+        (("--steps", "x"), "is no number or range"),
+        (("--kind", "nonsense"), "nonsense"),
+    ],
+)
+def test_wrong_usage_is_told(tmp_path, options, said):
+    folder = merged_device(tmp_path / "m", "hta_simple_add_critical_path")
+    done = run("export", "perfetto", folder, "-o", tmp_path / "t.json", *options)
+    assert done.code == 2
+    assert said in done.err
+    assert not (tmp_path / "t.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_to_is_told(tmp_path):
+    folder = merged_device(tmp_path / "m", "hta_simple_add_critical_path")
+    (tmp_path / "file").write_text("")
+    refused(run("export", "perfetto", folder, "-o", tmp_path / "file" / "t.json"), "cannot be written", "-o")
