@@ -104,7 +104,7 @@ def _counters(run: "MergedRun", trace: "MergedTrace") -> "Iterator[Counter]":
 
 def _bandwidth(part: str | int, name: str, rows: pl.DataFrame) -> Counter:
     """Bytes per second as GB/s with three decimals."""
-    return Counter(part, name, rows.select("ts_ns", value=pl.col("value") // _MEGA), decimals=3)
+    return Counter(part, name, rows.select("ts_ns", value=pl.col("value") // _MEGA), in_thousandths=True)
 
 
 def _path(run: "MergedRun", traces: "Sequence[MergedTrace]") -> pl.DataFrame:

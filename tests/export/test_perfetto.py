@@ -113,9 +113,6 @@ def test_every_row_of_a_pair_is_there_with_its_launch_and_the_path_is_the_elapse
     assert len(trace.arrows["ac2g"]) == launched.height
 
     path = trace.on("Run", "critical path")
-    worked = [
-        one for one in trace.rows().values() if one.cat in ("cpu_op", "kernel", "cuda_runtime", "user_annotation")
-    ]
     answer = run("analyze", "critical-path", folder, "--json")
     whole = [row["total_ns"] for row in json.loads(answer.out)["rows"] if row["step"] is None]
     assert path[-1].end - path[0].begin == sum(whole)

@@ -10,14 +10,14 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.export.perfetto.rows import Rows, Shown
-from chakra_capture.export.perfetto.texts import joined, member, text, us
+from chakra_capture.export.perfetto.texts import block, joined, text, us
 from chakra_capture.export.perfetto.tracks import RankTracks
 from chakra_capture.trace.columns import MISSING, Int64
 
 LAUNCH, BACKWARD, COLLECTIVE, PATH = "ac2g", "fwdbwd", "collective", "critical path"
 # Of the collectives of more ranks only the longest waits get an arrow.
 MOST_RANKS, MOST_ARROWS = 64, 8
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 PLACES: dict[str, pl.DataType | type[pl.DataType]] = {
     "rank": pl.Int64, "node_id": pl.Int64, "pid": pl.Int64, "tid": pl.Int64, "begin": pl.Int64, "end": pl.Int64,
@@ -56,24 +56,23 @@ class Arrows:
     table: pl.DataFrame
     counted: Counted
 
-    def texts(self, ids: Ids, base_ns: int) -> Iterator[list[str]]:
+    def texts(self, ids: Ids, base_ns: int) -> Iterator[tuple[int, str]]:
         for begin in range(0, self.table.height, _AT_ONCE):
             part = self.table.slice(begin, _AT_ONCE)
             part = part.with_columns(pl.Series("id", ids.take(part.height)))
-            head = pl.concat_str(
-                pl.lit(f'{{"cat":{text(self.kind)},"name":{text(self.kind)}'), member("id", pl.col("id"))
-            )
-            sides = [
-                joined(
-                    [
-                        head, pl.lit(phase), member("pid", pl.col(f"pid{side}")), member("tid", pl.col(f"tid{side}")),
-                        member("ts", us(pl.col(f"ts{side}") - base_ns)), pl.lit("}"),
-                    ]
-                )
-                for side, phase in (("", ',"ph":"s"'), ("_to", ',"ph":"f","bp":"e"'))
-            ]  # fmt: skip
-            both = pl.concat_str(sides[0], pl.lit(",\n"), sides[1])
-            yield part.select(both).to_series().to_list()
+            kind = text(self.kind)
+            event = joined(
+                [
+                    f'{{"cat":{kind},"name":{kind},"id":', pl.col("id").cast(pl.String), ',"ph":"s","pid":',
+                    pl.col("pid").cast(pl.String), ',"tid":', pl.col("tid").cast(pl.String), ',"ts":',
+                    us(pl.col("ts") - base_ns),
+                    f'}},\n{{"cat":{kind},"name":{kind},"id":', pl.col("id").cast(pl.String),
+                    ',"ph":"f","bp":"e","pid":', pl.col("pid_to").cast(pl.String), ',"tid":',
+                    pl.col("tid_to").cast(pl.String), ',"ts":',
+                    us(pl.col("ts_to") - base_ns), "}",
+                ]
+            )  # fmt: skip
+            yield 2 * part.height, block(part, event)
 
 
 def launch_arrows(shown: Shown, tracks: RankTracks) -> Arrows:

@@ -39,13 +39,13 @@ class Counter:
         part: as of intervals.
         name: with its unit in brackets.
         rows: ``ts_ns`` and ``value``, ascending; a value holds until the next one.
-        decimals: of the value, which is an integer: 3 for thousandths.
+        in_thousandths: the values are, and are integers.
     """
 
     part: str | int
     name: str
     rows: pl.DataFrame
-    decimals: int = 0
+    in_thousandths: bool = False
 
 
 @dataclass(frozen=True, slots=True)

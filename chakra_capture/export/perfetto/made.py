@@ -8,20 +8,11 @@ import polars as pl
 
 from chakra_capture.export.perfetto.cut import Spans
 from chakra_capture.export.perfetto.given import INTERVALS, Counter, Intervals
-from chakra_capture.export.perfetto.texts import (
-    args_of,
-    columns_as_args,
-    encoded,
-    joined,
-    member,
-    text,
-    thousandths,
-    us,
-)
+from chakra_capture.export.perfetto.texts import block, encoded, joined, members_of, text, us, with_texts
 from chakra_capture.export.perfetto.tracks import Process
 from chakra_capture.merge.lanes import assign_lanes, slice_order
 
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +23,23 @@ class Drawn:
     category: str
     rows: pl.DataFrame
 
-    def texts(self, base_ns: int) -> Iterator[list[str]]:
+    def texts(self, base_ns: int) -> Iterator[tuple[int, str]]:
         own = ("tid", "begin", "end", "is_cut", *INTERVALS)
         for at in range(0, self.rows.height, _AT_ONCE):
             part = self.rows.slice(at, _AT_ONCE)
-            part = part.with_columns(encoded(part["name"].cast(pl.String).fill_null("")))
-            part, members = columns_as_args(part, [name for name in part.columns if name not in own])
+            args = [name for name in part.columns if name not in own]
+            part = with_texts(part.with_columns(encoded(part["name"].cast(pl.String).fill_null(""))), args)
+            members = members_of(part, {name: name for name in args})
             members.append(pl.when("is_cut").then(pl.lit(',"clipped":true')))
             event = joined(
                 [
-                    pl.lit('{"name":'), pl.col("name"),
-                    pl.lit(f',"cat":{text(self.category)},"ph":"X","pid":{self.pid}'),
-                    member("tid", pl.col("tid")), member("ts", us(pl.col("begin") - base_ns)),
-                    member("dur", us(pl.col("end") - pl.col("begin"))), args_of(members), pl.lit("}"),
+                    '{"name":', pl.col("name"), f',"cat":{text(self.category)},"ph":"X","pid":{self.pid},"tid":',
+                    pl.col("tid").cast(pl.String), ',"ts":', us(pl.col("begin") - base_ns), ',"dur":',
+                    us(pl.col("end") - pl.col("begin")), ',"args":{',
+                    joined(["", *members]).str.strip_prefix(","), "}}",
                 ]
             )  # fmt: skip
-            yield part.select(event).to_series().to_list()
+            yield part.height, block(part, event)
 
 
 def draw(one: Intervals, process: Process, spans: Spans, shift_ns: int) -> Drawn:
@@ -65,7 +57,7 @@ def draw(one: Intervals, process: Process, spans: Spans, shift_ns: int) -> Drawn
     return Drawn(process.pid, one.category, rows[slice_order(track, begin, end - begin)])
 
 
-def counter_texts(one: Counter, pid: int, spans: Spans, shift_ns: int, bounds: tuple[int, int]) -> list[str]:
+def counter_texts(one: Counter, pid: int, spans: Spans, shift_ns: int, bounds: tuple[int, int]) -> tuple[int, str]:
     """Samples where the value changes, and the last value once more at the end of what is shown.
 
     Args:
@@ -74,21 +66,22 @@ def counter_texts(one: Counter, pid: int, spans: Spans, shift_ns: int, bounds: t
     base_ns, last_ns = bounds
     rows = one.rows.select(ts=pl.col("ts_ns") + shift_ns, value="value").unique("ts", keep="last", maintain_order=True)
     if rows.is_empty() or not len(spans.start):
-        return []
+        return 0, ""
     low, high = max(int(spans.start[0]), base_ns), min(int(spans.end[-1]), last_ns)
     rows = rows.filter((pl.col("ts") < int(spans.end[-1])) & (pl.col("ts") <= high))
     before = rows.filter(pl.col("ts") <= low).tail(1).with_columns(ts=pl.lit(low, dtype=pl.Int64))
     during = rows.filter(pl.col("ts") > low)
     shown = pl.concat([before, during])
     if shown.is_empty():
-        return []
+        return 0, ""
     shown = shown.filter(pl.col("value").ne_missing(pl.col("value").shift(1)) | (pl.int_range(pl.len()) == 0))
     after = shown.tail(1).with_columns(ts=pl.lit(high, dtype=pl.Int64))
-    value = pl.col("value") if not one.decimals else thousandths(pl.col("value"))
+    value = us(pl.col("value")) if one.in_thousandths else [pl.col("value").cast(pl.String)]
     event = joined(
         [
-            pl.lit(f'{{"ph":"C","name":{text(one.name)},"pid":{pid}'), member("ts", us(pl.col("ts") - base_ns)),
-            pl.lit(',"args":{"value":'), value.cast(pl.String), pl.lit("}}"),
+            f'{{"ph":"C","name":{text(one.name)},"pid":{pid},"ts":', us(pl.col("ts") - base_ns), ',"args":{"value":',
+            value, "}}",
         ]
     )  # fmt: skip
-    return pl.concat([shown, after]).select(event).to_series().to_list()
+    events = pl.concat([shown, after])
+    return events.height, block(events, event)

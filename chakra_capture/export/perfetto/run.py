@@ -166,15 +166,15 @@ class _Export:
             if one.rows.height
         ]
         tracks = add_rows(shown, named, processes)
-        file.add(list(tracks.texts()))
+        self._names(file, [*tracks.texts()])
         for one in drawn:
             self._done.made[one.category] += file.add_all(one.texts(self._base))
         file.add_all(slice_texts(shown, tracks, self._base))
         for counter in made.counters:
             process = processes.get(counter.part, processes[HOST])
-            events = counter_texts(counter, process.pid, spans, shift, (self._base, last))
-            file.add(events)
-            self._done.num_counter_events += len(events)
+            count, events = counter_texts(counter, process.pid, spans, shift, (self._base, last))
+            file.add(count, events)
+            self._done.num_counter_events += count
         self._arrows(file, flows.launch_arrows(shown, tracks))
         if self._own:
             self._arrows(file, flows.backward_arrows(shown, tracks, named.is_engine))
@@ -197,7 +197,7 @@ class _Export:
         self._done.notes += made.notes
         spans = self._all_spans()
         drawn = [draw(one, process, spans, 0) for one in made.intervals if one.part == RUN and one.rows.height]
-        file.add(process.texts)
+        self._names(file, process.texts)
         for one in drawn:
             self._done.made[one.category] += file.add_all(one.texts(self._base))
         places = pl.concat(self._places)
@@ -211,9 +211,12 @@ class _Export:
         return Spans.of(*both)
 
     def _arrows(self, file: EventFile, arrows: flows.Arrows) -> None:
-        file.add_all(arrows.texts(self._ids, self._base), each=2)
+        file.add_all(arrows.texts(self._ids, self._base))
         before = self._done.arrows.get(arrows.kind, flows.Counted())
         self._done.arrows[arrows.kind] = before + arrows.counted
+
+    def _names(self, file: EventFile, texts: list[str]) -> None:
+        file.add(len(texts), ",\n".join(texts))
 
     def _count(self, shown: Shown, tracks: RankTracks) -> None:
         done, kind = self._done, shown.rows.kind[shown.row]

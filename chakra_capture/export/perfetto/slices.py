@@ -7,21 +7,25 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.export.perfetto.rows import ROWS_AT_ONCE, Shown
-from chakra_capture.export.perfetto.texts import args_of, encoded, joined, member, text, us
+from chakra_capture.export.perfetto.texts import block, encoded, joined, member, members_of, text, us
 from chakra_capture.export.perfetto.tracks import RankTracks
 from chakra_capture.trace.columns import MISSING
 
 _CATEGORY = r'^\{"cat":(null|"(?:[^"\\]|\\.)*")'
+_HEAD = '{"cat":'
 _HOST = ',"host":{'
 # Columns of nodes under the names that Kineto gives them.
 _IDS = {
     "External id": "external_id", "correlation": "correlation_id", "Sequence number": "sequence_number",
     "Record function id": "record_function_id", "device": "device", "stream": "stream",
 }  # fmt: skip
+# Text is put together in pieces that a processor's cache holds.
+_AT_ONCE = 1 << 14
 _COLUMNS = ("name", "input_shapes", "input_types", "phase", "args", *_IDS.values())
+_MEMBERS = {**_IDS, "Input Dims": "input_shapes", "Input type": "input_types", "step": "step", "phase": "phase"}
 
 
-def slice_texts(shown: Shown, tracks: RankTracks, base_ns: int) -> Iterator[list[str]]:
+def slice_texts(shown: Shown, tracks: RankTracks, base_ns: int) -> Iterator[tuple[int, str]]:
     """Events of the rows that are shown, in the order of the table, so each track by time; none of samples."""
     is_event = ~shown.rows.is_kind("memory")[shown.row]
     drawn = pl.DataFrame(
@@ -40,27 +44,27 @@ def slice_texts(shown: Shown, tracks: RankTracks, base_ns: int) -> Iterator[list
         part = drawn[int(first) : int(last)]
         table = shown.rows.table.slice(begin, ROWS_AT_ONCE).select(_COLUMNS).collect()
         table = table[part["row"].to_numpy() - begin]
-        yield _events(part.hstack(table))
+        both = part.hstack(table)
+        for at in range(0, both.height, _AT_ONCE):
+            some = both.slice(at, _AT_ONCE)
+            yield some.height, _events(some)
 
 
-def _events(rows: pl.DataFrame) -> list[str]:
+def _events(rows: pl.DataFrame) -> str:
     rows = _with_args(rows.with_columns(encoded(rows["name"].fill_null("")), encoded(rows["phase"])))
-    sized = pl.when("is_slice").then(pl.concat_str(pl.lit(',"ph":"X","dur":'), us(pl.col("dur"))))
-    members = [
-        *(member(name, pl.col(column)) for name, column in _IDS.items()),
-        member("Input Dims", pl.col("input_shapes")), member("Input type", pl.col("input_types")),
-        pl.col("args"), member("node_id", pl.col("node_id")),
-        member("step", pl.when(pl.col("step") != MISSING).then("step")), member("phase", pl.col("phase")),
-        pl.when("is_cut").then(pl.concat_str(pl.lit(',"clipped":true,"whole_ns":'), pl.col("whole"))),
-    ]  # fmt: skip
+    rows = rows.with_columns(step=pl.when(pl.col("step") != MISSING).then("step"))
+    sized = pl.concat_str(pl.lit(',"ph":"X","dur":'), *us(pl.col("dur")))
+    cut = pl.concat_str(pl.lit(',"clipped":true,"whole_ns":'), pl.col("whole").cast(pl.String))
     event = joined(
         [
-            pl.lit('{"name":'), pl.col("name"), member("cat", pl.col("cat")), member("pid", pl.col("pid")),
-            member("tid", pl.col("tid")), member("ts", us(pl.col("ts"))), sized.fill_null(',"ph":"i","s":"t"'),
-            args_of(members), pl.lit("}"),
+            '{"name":', pl.col("name"), member("cat", pl.col("cat")), ',"pid":', pl.col("pid").cast(pl.String),
+            ',"tid":', pl.col("tid").cast(pl.String), ',"ts":', us(pl.col("ts")),
+            sized if rows["is_slice"].all() else pl.when("is_slice").then(sized).otherwise(pl.lit(',"ph":"i","s":"t"')),
+            ',"args":{"node_id":', pl.col("node_id").cast(pl.String), members_of(rows, _MEMBERS), pl.col("args"),
+            pl.when("is_cut").then(cut) if rows["is_cut"].any() else "", "}}",
         ]
     )  # fmt: skip
-    return rows.select(event).to_series().to_list()
+    return block(rows, event)
 
 
 def _with_args(rows: pl.DataFrame) -> pl.DataFrame:
@@ -68,23 +72,20 @@ def _with_args(rows: pl.DataFrame) -> pl.DataFrame:
 
     As merge writes them: the category first, what only the host trace has last.
     """
-    rows = rows.with_columns(cat=pl.col("args").str.extract(_CATEGORY, 1), given=pl.col("args"))
-    begin = pl.concat_str(pl.lit('{"cat":'), "cat")
-    body = pl.when(pl.col("cat").is_not_null()).then(pl.col("args").str.strip_prefix(begin)).otherwise(pl.lit("}"))
+    given = rows["args"]
+    parts = rows.select("args", cat=pl.col("args").str.extract(_CATEGORY, 1))
     # A quote right after a comma begins a key or a text: within a text it would be escaped.
-    parts = rows.select(body.alias("body")).with_columns(pl.col("body").str.split_exact(_HOST, 1).alias("parts"))
-    before, host = (pl.col("parts").struct.field(f"field_{at}") for at in (0, 1))
-    parts = parts.select(
-        args=pl.when(host.is_null()).then(pl.col("body").str.strip_suffix("}")).otherwise(before),
-        # Such a key may also stand in an object of the event's own.
-        is_odd=host.is_not_null() & before.str.contains("{", literal=True),
-    )
+    host = pl.col("args").str.find(_HOST, literal=True).cast(pl.Int64)
+    parts = parts.with_columns(begin=len(_HEAD) + pl.col("cat").str.len_bytes().cast(pl.Int64), host=host)
+    length = pl.coalesce("host", pl.col("args").str.len_bytes().cast(pl.Int64) - 1) - pl.col("begin")
+    parts = parts.with_columns(args=pl.col("args").cast(pl.Binary).bin.slice("begin", length).cast(pl.String))
+    # Such a key may also stand in an object of the event's own.
+    is_odd = parts.select(pl.col("host").is_not_null() & pl.col("args").str.contains("{", literal=True)).to_series()
+    odd = np.flatnonzero(is_odd.fill_null(value=False).to_numpy())
     members = parts["args"]
-    odd = np.flatnonzero(parts["is_odd"].fill_null(value=False).to_numpy())
     if len(odd):
-        members = members.scatter(odd, [_members(args) for args in rows["given"].gather(odd)])
-    cat = pl.when(pl.col("cat") != "null").then("cat")
-    return rows.with_columns(cat.alias("cat"), members.alias("args"))
+        members = members.scatter(odd, [_members(args) for args in given.gather(odd)])
+    return rows.with_columns(members, cat=parts["cat"].replace({"null": None}))
 
 
 def _members(args: str) -> str:

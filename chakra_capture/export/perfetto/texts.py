@@ -1,6 +1,6 @@
 """JSON of many rows at once: numbers and names of a column as text, members of an object side by side."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 import polars as pl
@@ -22,38 +22,35 @@ def encoded(column: pl.Series) -> pl.Series:
     return column.replace_strict(names, made, default=None, return_dtype=_TEXT)
 
 
-def us(ns: pl.Expr) -> pl.Expr:
-    """Nanoseconds as microseconds with all their digits."""
-    return thousandths(ns)
+def us(ns: pl.Expr) -> list[pl.Expr]:
+    """Nanoseconds, not negative, as microseconds with all their digits: two texts."""
+    return [(ns // 1000).cast(_TEXT), pl.lit(pl.Series([f".{rest:03d}" for rest in range(1000)])).gather(ns % 1000)]
 
 
-def thousandths(number: pl.Expr) -> pl.Expr:
-    """An integer divided by a thousand, exactly."""
-    size = number.abs()
-    sign = pl.when(number < 0).then(pl.lit("-")).otherwise(pl.lit(""))
-    return pl.concat_str(sign, size // 1000, pl.lit("."), (size % 1000).cast(_TEXT).str.zfill(3))
-
-
-def member(key: str, value: pl.Expr) -> pl.Expr:
+def member(key: str, *value: pl.Expr) -> pl.Expr:
     """``,"key":value``; null where the value is."""
-    return pl.concat_str(pl.lit(f",{text(key)}:"), value.cast(_TEXT))
+    return pl.concat_str(pl.lit(f",{text(key)}:"), *(part.cast(_TEXT) for part in value))
 
 
-def joined(parts: Iterable[pl.Expr]) -> pl.Expr:
+def joined(parts: Iterable[pl.Expr | str | list[pl.Expr]]) -> pl.Expr:
     """Texts side by side, those that are null left out."""
-    return pl.concat_str(*parts, ignore_nulls=True)
+    flat: list[pl.Expr] = []
+    for part in parts:
+        flat += part if isinstance(part, list) else [pl.lit(part) if isinstance(part, str) else part]
+    return pl.concat_str(flat, ignore_nulls=True)
 
 
-def args_of(members: Iterable[pl.Expr]) -> pl.Expr:
-    """``,"args":{...}`` of members, each of which begins with a comma."""
-    return pl.concat_str(pl.lit(',"args":{'), joined([pl.lit(""), *members]).str.strip_prefix(","), pl.lit("}"))
+def block(rows: pl.DataFrame, event: pl.Expr) -> str:
+    """The texts of all rows in one, as elements of a list."""
+    return str(rows.select(event.str.join(",\n")).item())
 
 
-def columns_as_args(rows: pl.DataFrame, names: Iterable[str]) -> tuple[pl.DataFrame, list[pl.Expr]]:
-    """Rows with their texts encoded, and the members that the columns are."""
-    members = []
-    for name in names:
-        if rows.schema[name] in (pl.String, pl.Categorical, pl.Enum):
-            rows = rows.with_columns(encoded(rows[name].cast(_TEXT)).alias(name))
-        members.append(member(name, pl.col(name)))
-    return rows, members
+def members_of(rows: pl.DataFrame, columns: Mapping[str, str]) -> list[pl.Expr]:
+    """Members for the columns in which anything stands."""
+    return [member(key, pl.col(name)) for key, name in columns.items() if rows[name].null_count() < rows.height]
+
+
+def with_texts(rows: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
+    """Rows with the texts in these columns encoded."""
+    some = (name for name in names if rows.schema[name] in (pl.String, pl.Categorical, pl.Enum))
+    return rows.with_columns(encoded(rows[name].cast(_TEXT)).alias(name) for name in some)

@@ -35,17 +35,17 @@ class EventFile:
         members = str(msgspec.json.encode(head), "utf-8")[1:-1]
         self._put(f'{{{members},"traceEvents":[\n')
 
-    def add(self, events: list[str], each: int = 1) -> None:
-        """Write events; ``each`` says how many a text holds."""
-        if events:
-            self._put((",\n" if self.num_events else "") + ",\n".join(events))
-            self.num_events += len(events) * each
+    def add(self, count: int, events: str) -> None:
+        """Write some events, as elements of a list."""
+        if count:
+            self._put(f",\n{events}" if self.num_events else events)
+            self.num_events += count
 
-    def add_all(self, blocks: Iterable[list[str]], each: int = 1) -> int:
+    def add_all(self, blocks: Iterable[tuple[int, str]]) -> int:
         """Write blocks of events; gives their number."""
         before = self.num_events
-        for block in blocks:
-            self.add(block, each)
+        for count, events in blocks:
+            self.add(count, events)
         return self.num_events - before
 
     def end(self) -> None:
