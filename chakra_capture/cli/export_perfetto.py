@@ -124,7 +124,7 @@ def export_perfetto(
     source = Source(MergedRun(tables.folder), traces, cut)
     files = [output / layout.perfetto_file_name(rank) for rank in chosen] if per_rank else [output]
     check_free(files, overwrite=overwrite)
-    about = estimate(source)
+    about = estimate(source, per_rank=per_rank)
     if not json:
         print_line(f"about {size(about)} of JSON in all, before anything is cut or compressed")
     if about > _LARGE and cut.is_whole:

@@ -56,7 +56,7 @@ def check_rows(trace: Trace, nodes: pl.DataFrame, *, rank: int = 0, shift: int =
         assert one.cat == args.get("cat")
         assert one.args.get("External id") == node["external_id"]
         assert one.args.get("correlation") == node["correlation_id"]
-        assert one.args.get("stream") == node["stream"]
+        assert one.args.get("stream") == (None if node["kind"] == "device_annotation" else node["stream"])
         assert one.args.get("step") == node["step"]
         assert one.args.get("phase") == node["phase"]
         kept = {key: value for key, value in args.items() if key not in ("cat", "host")}

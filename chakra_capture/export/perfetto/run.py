@@ -13,7 +13,7 @@ from chakra_capture import layout
 from chakra_capture.errors import TraceFileError
 from chakra_capture.export.perfetto import flows
 from chakra_capture.export.perfetto.cut import Cut, Spans
-from chakra_capture.export.perfetto.given import HOST, RUN, Made
+from chakra_capture.export.perfetto.given import CRITICAL_PATH, HOST, RUN, Made
 from chakra_capture.export.perfetto.made import counter_texts, draw
 from chakra_capture.export.perfetto.rows import ON_DEVICE, Shown, choose, read_rows, step_spans
 from chakra_capture.export.perfetto.slices import slice_texts
@@ -30,8 +30,8 @@ from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedRun, MergedTrace, RankClock
 from chakra_capture.trace.schema import KINDS
 
-# What an event takes in JSON, as seen on traces with shapes.
-BYTES_PER_ROW = 330
+# What a row takes in JSON, as seen on traces with shapes; and with what is made of it, the critical path above all.
+BYTES_PER_ROW, WITH_ALL_MADE = 350, 850
 Seen = Callable[[str], None]
 OfRank = Callable[[MergedTrace], Made]
 
@@ -81,11 +81,12 @@ class Written:
     notes: list[str] = field(default_factory=list)
 
 
-def estimate(source: Source) -> int:
+def estimate(source: Source, *, per_rank: bool) -> int:
     """About how many bytes of JSON all of the rows make."""
     names = [trace.folder / layout.NODES_FILE for trace in source.traces]
     rows = [pl.scan_parquet(name, glob=False).select(pl.len()).collect().item() for name in names]
-    return int(sum(rows)) * BYTES_PER_ROW
+    is_path_shown = source.cut.shows(CRITICAL_PATH) and not per_rank
+    return int(sum(rows)) * (WITH_ALL_MADE if is_path_shown else BYTES_PER_ROW)
 
 
 def export_run(source: Source, path: Path, *, seen: Seen | None = None) -> Written:

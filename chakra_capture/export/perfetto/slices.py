@@ -21,7 +21,7 @@ _IDS = {
 }  # fmt: skip
 # Text is put together in pieces that a processor's cache holds.
 _AT_ONCE = 1 << 14
-_COLUMNS = ("name", "input_shapes", "input_types", "phase", "args", *_IDS.values())
+_COLUMNS = ("kind", "name", "input_shapes", "input_types", "phase", "args", *_IDS.values())
 _MEMBERS = {**_IDS, "Input Dims": "input_shapes", "Input type": "input_types", "step": "step", "phase": "phase"}
 
 
@@ -52,7 +52,9 @@ def slice_texts(shown: Shown, tracks: RankTracks, base_ns: int) -> Iterator[tupl
 
 def _events(rows: pl.DataFrame) -> str:
     rows = _with_args(rows.with_columns(encoded(rows["name"].fill_null("")), encoded(rows["phase"])))
-    rows = rows.with_columns(step=pl.when(pl.col("step") != MISSING).then("step"))
+    # Kineto's annotations on the device name no stream, and HTA takes what names one for work of it.
+    places = (pl.when(pl.col("kind") != "device_annotation").then(name).alias(name) for name in ("device", "stream"))
+    rows = rows.with_columns(*places, step=pl.when(pl.col("step") != MISSING).then("step"))
     sized = pl.concat_str(pl.lit(',"ph":"X","dur":'), *us(pl.col("dur")))
     cut = pl.concat_str(pl.lit(',"clipped":true,"whole_ns":'), pl.col("whole").cast(pl.String))
     event = joined(

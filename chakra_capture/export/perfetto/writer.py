@@ -32,8 +32,9 @@ class EventFile:
 
     def begin(self, head: dict[str, Any]) -> None:
         """Write the members of the object that come before the events."""
-        members = str(msgspec.json.encode(head), "utf-8")[1:-1]
-        self._put(f'{{{members},"traceEvents":[\n')
+        # With blanks after the colons: HTA looks for the rank by a pattern, before it parses anything.
+        text = str(msgspec.json.format(msgspec.json.encode(head), indent=1), "utf-8")
+        self._put(f'{text.removesuffix("}").rstrip()},\n "traceEvents": [\n')
 
     def add(self, count: int, events: str) -> None:
         """Write some events, as elements of a list."""
