@@ -172,11 +172,10 @@ def step_spans(rows: Rows, steps: frozenset[int]) -> Spans:
     if not mine.any():
         nothing = np.zeros(0, dtype=np.int64)
         return Spans(nothing, nothing)
-    key = np.stack([rows.window[mine], rows.step[mine]])
-    _, number = np.unique(key, axis=1, return_inverse=True)
-    number = number.reshape(-1)
+    found, of_step = np.unique(rows.step[mine], return_inverse=True)
+    number = rows.window[mine] * len(found) + of_step
     size = int(number.max()) + 1
     low, high = np.full(size, np.iinfo(np.int64).max), np.full(size, np.iinfo(np.int64).min)
     np.minimum.at(low, number, rows.begin[mine])
     np.maximum.at(high, number, rows.end[mine])
-    return Spans.of(low, high)
+    return Spans.of(low, high)  # a window that lacks a step has an empty one, which goes

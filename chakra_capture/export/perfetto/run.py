@@ -1,7 +1,8 @@
 """One trace of all ranks, or one of each: rank after rank, block after block, nothing of it ever held as a whole."""
 
 from collections import Counter as Tally
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,8 @@ class Written:
 def estimate(source: Source, *, per_rank: bool) -> int:
     """About how many bytes of JSON all of the rows make."""
     names = [trace.folder / layout.NODES_FILE for trace in source.traces]
-    rows = [pl.scan_parquet(name, glob=False).select(pl.len()).collect().item() for name in names]
+    with _readable(source.run.folder):
+        rows = [pl.scan_parquet(name, glob=False).select(pl.len()).collect().item() for name in names]
     is_path_shown = source.cut.shows(CRITICAL_PATH) and not per_rank
     return int(sum(rows)) * (WITH_ALL_MADE if is_path_shown else BYTES_PER_ROW)
 
@@ -116,11 +118,10 @@ class _Export:
         self._ids = flows.Ids()
         self._places = [pl.DataFrame(schema=flows.PLACES)]
         self._spans: list[Spans] = []
-        self._last = 0
 
     def write(self) -> Written:
         done = self._done
-        try:
+        with _readable(self._source.run.folder):
             first = [_first_ns(trace, self._shift[trace.rank]) for trace in self._source.traces]
             self._base = min((one for one in first if one is not None), default=0)
             most = max((_num_devices(trace) for trace in self._source.traces), default=0)
@@ -132,13 +133,8 @@ class _Export:
                     self._rank(file, trace)
                 if self._own:
                     self._across(file)
-                done.num_events, done.num_bytes_unpacked = file.num_events, file.num_bytes
-            done.num_bytes = done.path.stat().st_size
-        except (FileNotFoundError, pl.exceptions.PolarsError) as error:
-            why = str(error).splitlines()[0]
-            raise TraceFileError(
-                f"the tables of {self._source.run.folder} cannot be read ({why}). Merge it again."
-            ) from error
+                done.num_events = file.num_events
+            done.num_bytes, done.num_bytes_unpacked = done.path.stat().st_size, file.num_bytes
         return done
 
     def _head(self) -> dict[str, Any]:
@@ -156,7 +152,6 @@ class _Export:
         self._spans.append(spans)
         shown = choose(rows, cut, spans)
         last = int(shown.end.max(initial=self._base))
-        self._last = max(self._last, last)
         named = name_tracks(shown)
         processes = rank_processes(rank, shown, self._numbers, _clock_label(self._source.run.clocks.get(rank)))
         made = self._source.made(trace) if self._source.made is not None else Made()
@@ -229,6 +224,16 @@ class _Export:
         done.num_outside += shown.num_outside
         done.without_time.update(shown.without_time)
         done.lanes += [(name, lanes) for name, lanes in zip(tracks.names, shown.num_lanes, strict=True) if lanes > 1]
+
+
+@contextmanager
+def _readable(folder: Path) -> Iterator[None]:
+    """Turn what polars raises of damaged or missing tables into one sentence."""
+    try:
+        yield
+    except (FileNotFoundError, pl.exceptions.PolarsError) as error:
+        why = str(error).strip().partition("\n")[0]
+        raise TraceFileError(f"the tables in {folder} cannot be read ({why}). Merge it again.") from error
 
 
 def _shift(clock: RankClock | None) -> int:
