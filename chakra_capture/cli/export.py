@@ -12,8 +12,7 @@ _HELP = """Write a merged run in a format of other tools.
     chakra-capture export et PATH             Chakra traces for simulators
     chakra-capture export chakra-json PATH    for Chakra's own chakra_converter
     chakra-capture export graph PATH -o DIR   dependencies as GraphML or DOT
-    chakra-capture export perfetto PATH -o FILE.json.gz
-                                              a time line for Perfetto, HTA
+    chakra-capture export perfetto PATH -o F  a time line for Perfetto, for HTA
 
 Merge the run first: exports read the merged tables alone, never the traces.
 """

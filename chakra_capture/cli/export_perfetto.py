@@ -203,10 +203,12 @@ def _print(one: "Written") -> None:
         "rows without a time": one.without_time.total(),
     }
     if any(left.values()):
-        print_line("  left out: " + ", ".join(f"{count:,} {what}" for what, count in left.items() if count))
+        print_line("  left out: " + ", ".join(f"{what} {count:,}" for what, count in left.items() if count))
     for name, number in one.lanes[:_MOST_LANES]:
         print_line(f"  note: rows of {name} cross each other; they are on {number} lanes")
     if len(one.lanes) > _MOST_LANES:
         print_line(f"  note: so are those of {count_of(len(one.lanes) - _MOST_LANES, 'more track')}")
+    if not one.rows.total():
+        print_line("  note: nothing lies in what was asked for")
     for note in one.notes:
         print_line(f"  note: {note}")

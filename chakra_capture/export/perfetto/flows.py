@@ -124,9 +124,18 @@ def _slices(shown: Shown, rows: Int64) -> Int64:
 
 
 def _forward(kind: str, table: pl.DataFrame, outside: int) -> Arrows:
-    """The arrows that can end inside their second slice without going back in time."""
-    ahead = table.filter(pl.col("end") >= pl.col("ts")).with_columns(ts_to=pl.max_horizontal("begin", "ts"))
+    """The arrows that can end inside their second slice without going back in time.
+
+    At the very end of a slice a viewer takes the one that begins there instead.
+    """
+    ahead = table.with_columns(ts_to=pl.max_horizontal("begin", "ts"))
+    ahead = ahead.filter(pl.col("ts_to") <= _last_ns())
     return Arrows(kind, ahead, Counted(ahead.height, outside, table.height - ahead.height))
+
+
+def _last_ns() -> pl.Expr:
+    """The last ns of a slice, or the only instant of one without a length."""
+    return pl.max_horizontal("begin", pl.col("end") - 1)
 
 
 def places_of(rank: int, shown: Shown, tracks: RankTracks, node_ids: Int64) -> pl.DataFrame:
@@ -178,7 +187,7 @@ def path_arrows(path: pl.DataFrame, places: pl.DataFrame) -> Arrows:
     parts = path.filter(pl.col("node_id").is_not_null()).with_columns(pl.col("rank").cast(pl.Int64))
     placed = parts.join(places, on=["rank", "node_id"], how="left", maintain_order="left")
     # The part may be a lag before its row: the arrow stays inside the row.
-    inside = [pl.col(name).clip(pl.col("begin"), pl.col("end")) for name in ("begin_ns", "end_ns")]
+    inside = [pl.col(name).clip(pl.col("begin"), _last_ns()) for name in ("begin_ns", "end_ns")]
     placed = placed.select("pid", "tid", begin=inside[0], ts=inside[1], end="end")
     after = placed.shift(-1).select(pid_to="pid", tid_to="tid", begin="begin", end="end")
     pairs = pl.concat([placed.select("pid", "tid", "ts"), after], how="horizontal").head(-1)

@@ -155,7 +155,7 @@ class _Export:
         named = name_tracks(shown)
         processes = rank_processes(rank, shown, self._numbers, _clock_label(self._source.run.clocks.get(rank)))
         made = self._source.made(trace) if self._source.made is not None else Made()
-        self._done.notes += made.notes
+        self._done.notes += [*self._unaligned(rank), *made.notes]
         drawn = [
             draw(one, processes.get(one.part, processes[HOST]), spans, shift)
             for one in made.intervals
@@ -176,6 +176,11 @@ class _Export:
             self._arrows(file, flows.backward_arrows(shown, tracks, named.is_engine))
             self._places.append(flows.places_of(rank, shown, tracks, self._wanted(rank)))
         self._count(shown, tracks)
+
+    def _unaligned(self, rank: int) -> Iterator[str]:
+        clock = self._source.run.clocks.get(rank)
+        if clock is not None and clock.reason is not None:
+            yield f"rank {rank} is shown by its own clock, which cannot be compared: {clock.reason}"
 
     def _wanted(self, rank: int) -> Int64:
         """Rows of a rank that arrows between ranks, or along the path, begin or end at."""
