@@ -360,16 +360,14 @@ def test_what_is_written_is_said_in_words(tmp_path):
     done = run("export", "perfetto", tmp_path / "rank=0", "-o", tmp_path / "t.json", "--kind", "host_op", "runtime")
     assert done.code == 0, done.err
     size = (tmp_path / "t.json").stat().st_size
-    assert (
-        done.out.splitlines()
-        == [
-            "about 2.1 kB of JSON in all, before anything is cut or compressed",
-            f"{tmp_path / 't.json'}: {size / 1e3:.1f} kB, 16 events, 3 rows of 1 rank",  # 3 x 3 names of processes, 2 x 2 of tracks
-            "  left out: rows outside of what is shown 1, arrows with one end outside 1",
-            "  note: rows of rank 0: host, thread 11 cross each other; they are on 2 lanes",
-            f"open it: https://ui.perfetto.dev, Open trace file, {tmp_path / 't.json'}",
-        ]
-    )
+    # Three events for each of three processes, two for each of two lanes.
+    assert done.out.splitlines() == [
+        "about 2.1 kB of JSON in all, before anything is cut or compressed",
+        f"{tmp_path / 't.json'}: {size / 1e3:.1f} kB, 16 events, 3 rows of 1 rank",
+        "  left out: rows outside of what is shown 1, arrows with one end outside 1",
+        "  note: rows of rank 0: host, thread 11 cross each other; they are on 2 lanes",
+        f"open it: https://ui.perfetto.dev, Open trace file, {tmp_path / 't.json'}",
+    ]
 
 
 def test_a_host_trace_alone_has_no_times_and_says_so(tmp_path):
