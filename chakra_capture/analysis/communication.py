@@ -72,9 +72,8 @@ def _classes(collectives: pl.DataFrame) -> pl.DataFrame:
     rows = collectives.with_columns(
         size_class=size_class,
         dur_ns=pl.col("end_ns") - pl.col("arrival_ns"),
-        algorithm=_algorithm_bandwidth(),
-        bus=bus_bandwidth(),
-    )
+        algorithm=_payload() / pl.when(pl.col("transfer_ns") > 0).then("transfer_ns") * 1e9,
+    ).with_columns(bus=pl.col("algorithm") * _bus_factor())
     table = rows.group_by(keys, maintain_order=True).agg(
         min_bytes=pl.col("comm_bytes").min(),
         max_bytes=pl.col("comm_bytes").max(),
@@ -95,13 +94,9 @@ def _classes(collectives: pl.DataFrame) -> pl.DataFrame:
     return table.select(pl.col(column.name).cast(column.dtype) for column in SCHEMA)
 
 
-def bus_bandwidth() -> pl.Expr:
-    """Bytes per second and link that a row of collectives comes to; null where it is not known."""
-    return _algorithm_bandwidth() * _bus_factor()
-
-
-def _algorithm_bandwidth() -> pl.Expr:
-    return _payload() / pl.when(pl.col("transfer_ns") > 0).then("transfer_ns") * 1e9
+def bus_bytes() -> pl.Expr:
+    """What counts over the bus for bandwidth, as in NCCL's tests; null where the size is not known."""
+    return _payload() * _bus_factor()
 
 
 def _payload() -> pl.Expr:

@@ -3,7 +3,7 @@
 import polars as pl
 
 from chakra_capture.analysis.activities import device_activities
-from chakra_capture.analysis.communication import bus_bandwidth
+from chakra_capture.analysis.communication import bus_bytes
 from chakra_capture.analysis.copies import copies_of
 from chakra_capture.analysis.launches import launched_activities
 from chakra_capture.trace.merged import MergedRun, MergedTrace
@@ -56,8 +56,9 @@ def bus_bandwidths(run: MergedRun, rank: int) -> pl.DataFrame:
         return pl.DataFrame(schema={"ts_ns": pl.Int64, "value": pl.Int64})
     clock = run.clocks.get(rank)
     offset = 0 if clock is None or clock.reason is not None else clock.offset_ns or 0
+    per_second = bus_bytes() / pl.when(pl.col("transfer_ns") > 0).then("transfer_ns") * 1e9
     rows = run.collectives.filter(pl.col("rank") == rank).with_columns(
-        value=bus_bandwidth().round().cast(pl.Int64, strict=False), stop=pl.col("end_ns") + offset
+        value=per_second.round().cast(pl.Int64, strict=False), stop=pl.col("end_ns") + offset
     )
     rows = rows.filter((pl.col("value") > 0) & pl.col("stop").is_not_null())
     return _over_time(rows.with_columns(begin=pl.col("stop") - pl.col("transfer_ns")), [], "begin", "stop")
