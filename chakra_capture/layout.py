@@ -63,6 +63,11 @@ def linked_file_name(rank: int, window: int | str = 0) -> str:
     return f"{ET_PREFIX}.{rank}{number}.json"
 
 
+def perfetto_file_name(rank: int) -> str:
+    """Name the Perfetto trace of one rank."""
+    return f"rank-{rank}.json.gz"
+
+
 def part_path(final: Path) -> Path:
     """Path under which a file is written before it is complete."""
     return final.with_name(final.name + PART_SUFFIX)

@@ -43,7 +43,7 @@ def copy_statistics(traces: Sequence[MergedTrace], *, steps: Sequence[int] | Non
     tables = [pl.DataFrame(schema={column.name: column.dtype for column in SCHEMA})]
     for trace in traces:
         activities = device_activities(trace, "step")
-        rows = _copies(trace, activities)
+        rows = copies_of(trace, activities)
         if steps is not None:
             rows = rows.filter(pl.col("step").is_in(list(steps)))
         known = pl.col("bytes").is_not_null()
@@ -65,7 +65,8 @@ def copy_statistics(traces: Sequence[MergedTrace], *, steps: Sequence[int] | Non
     return pl.concat(tables).sort(order, descending=[True, False, False, False])
 
 
-def _copies(trace: MergedTrace, activities: pl.DataFrame) -> pl.DataFrame:
+def copies_of(trace: MergedTrace, activities: pl.DataFrame) -> pl.DataFrame:
+    """Copies and memsets of a rank, with their direction, kind of host memory and bytes."""
     copies = activities.filter(pl.col("part") == "memory")
     # The arguments are most of the table: those of all other rows are let go at once.
     texts = trace.some_of_nodes("node_id", "kind", "name", "args").filter(pl.col("kind").is_in(["memcpy", "memset"]))

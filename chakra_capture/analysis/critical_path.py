@@ -45,7 +45,7 @@ _LAGS = {
 _NUMBER = {name: number for number, name in enumerate(CATEGORIES)}
 _OF_ROW = NONE
 _OUTSIDE = -2
-_NAMED = ("category", "name", "phase", "on_rank")
+_NAMED = ("category", "name", "phase", "on_rank", "node_id")
 # Lags up to this much over what is usual are as lags vary; as in the replay's own unexplained waits.
 _UNEXPLAINED_NS = 50_000
 
@@ -69,7 +69,8 @@ class Path:
     """The critical path of a step of a rank; ``step`` None: of all steps.
 
     Attributes:
-        parts: of ``PARTS``, the first first; they follow each other without a gap.
+        parts: of ``PARTS``, the first first; they follow each other without a gap. ``node_id`` is of the row on
+            ``on_rank`` that a part is named by: what ran, or waited.
     """
 
     rank: int
@@ -83,6 +84,7 @@ PARTS: dict[str, pl.DataType | type[pl.DataType]] = {
     "name": pl.String,
     "phase": pl.String,
     "on_rank": pl.Int32,
+    "node_id": pl.Int64,
     "begin_ns": pl.Int64,
     "end_ns": pl.Int64,
 }
@@ -221,7 +223,7 @@ class _Namer:
             is_activity = number != NONE and point in self._ranks[number].starts
             on_rank = None if number == NONE else model.ranks[number]
             category = "not_recorded" if is_activity or on_rank != rank else "unexplained"
-            rows.append((category, None, None, on_rank))
+            rows.append((category, None, None, on_rank, None))
         return pl.DataFrame(rows, schema={name: PARTS[name] for name in _NAMED}, orient="row")
 
 
@@ -290,6 +292,7 @@ class _NamedRank:
                 "name": self._names.gather(rows),
                 "phase": self._row_phases.gather(rows).fill_null(pl.Series(names, dtype=pl.String).gather(phase)),
                 "on_rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, len(row)),
+                "node_id": rows + self._one.rows.first,
             }
         )
 

@@ -47,7 +47,7 @@ def launch_statistics(traces: Sequence[MergedTrace], *, steps: Sequence[int] | N
     keys = ["rank", "device", "stream", "call"]
     tables = [pl.DataFrame(schema={column.name: column.dtype for column in SCHEMA})]
     for trace in traces:
-        rows = _launched(trace)
+        rows = launched_activities(trace)
         if steps is not None:
             rows = rows.filter(pl.col("step").is_in(list(steps)))
         known = pl.col("launch_id").count() > 0
@@ -76,8 +76,11 @@ def launch_statistics(traces: Sequence[MergedTrace], *, steps: Sequence[int] | N
     return pl.concat(tables).sort(order, descending=[True, False, False, False, False], nulls_last=True)
 
 
-def _launched(trace: MergedTrace) -> pl.DataFrame:
-    """Device activities with their launch call, the delay of their start and the queue that the call finds."""
+def launched_activities(trace: MergedTrace) -> pl.DataFrame:
+    """Device activities with their launch call, the delay of their start and the queue that the call finds.
+
+    ``called_ns`` and ``started_ns`` are on the host's clock; an activity does not start before its call.
+    """
     rows = device_activities(trace, "step")
     calls = trace.some_of_nodes("kind", "node_id", "name", "ts_ns", "dur_ns").filter(pl.col("kind") == "runtime")
     calls = calls.select(launch_id="node_id", call="name", called_ns="ts_ns", call_ns="dur_ns")

@@ -1,0 +1,1 @@
+"""One trace of a run for Perfetto's viewer and other readers of Chrome JSON."""
