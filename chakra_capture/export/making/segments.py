@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_capture.export.making.rows import ON_THREAD, Rows
 from chakra_capture.merge.segments import NOBODY, cut
+from chakra_capture.merge.window import ON_THREAD, Rows
 from chakra_capture.trace.columns import Bool, Int64
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.export.making.items import Items, Operations
-from chakra_capture.export.making.rows import Rows
 from chakra_capture.export.making.segments import Segments
 from chakra_capture.merge.rows import CODE
 from chakra_capture.merge.segments import NOBODY
 from chakra_capture.merge.stretches import Stretches, find_handovers
+from chakra_capture.merge.window import Rows
 from chakra_capture.trace.columns import Bool, Int64
 
 _US = 1_000

@@ -1,7 +1,7 @@
-"""One window of a rank's merged rows as arrays: what an export needs of them to tell what runs and what waits."""
+"""One window of a rank's merged rows as arrays: what replays and exports need to tell what runs and what waits."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import polars as pl
@@ -25,7 +25,7 @@ class Rows:
         first: ``node_id`` of row 0.
         kind: as ``merge.rows.CODE``.
         parent, launch: numbers of rows, -1 for none.
-        start, end: those of device activities on the clock of the CPU.
+        start, end: as recorded; of device activities see ``on_cpu_clock``.
         track: of a CPU row the number of its (pid, tid), of a device activity that of its (device, stream).
         is_timed: start and end are known.
         is_step: the annotation around a step.
@@ -48,6 +48,7 @@ class Rows:
     is_timed: Bool
     is_step: Bool
     is_activity: Bool
+    phase: Coded
     waits: dict[str, tuple[Int64, Int64]]
 
     def __len__(self) -> int:
@@ -61,6 +62,12 @@ class Rows:
         """Rows with a name that ``accept`` takes."""
         return self.name.mask_of(np.array([accept(name) for name in self.name.values], dtype=bool))
 
+    def on_cpu_clock(self, offset_ns: int) -> "Rows":
+        """The same with the times of device activities moved by the offset of their clock."""
+        start = np.where(self.is_activity & (self.start != MISSING), self.start + offset_ns, self.start)
+        end = np.where(self.is_activity & self.is_timed, self.end + offset_ns, self.end)
+        return replace(self, start=start, end=end)
+
 
 def read_rows(trace: MergedTrace, window: int) -> Rows:
     """Read one window of a merged rank.
@@ -68,7 +75,7 @@ def read_rows(trace: MergedTrace, window: int) -> Rows:
     Raises:
         TraceFileError: a table cannot be read.
     """
-    nodes = trace.some_of_nodes("window", "kind", "name", "collective", *_NUMBERS)
+    nodes = trace.some_of_nodes("window", "kind", "name", "collective", "phase", *_NUMBERS)
     nodes = nodes.filter(pl.col("window") == window)
     number = {name: nodes[name].fill_null(MISSING).to_numpy() for name in _NUMBERS}
     first = int(number["node_id"][0]) if len(nodes) else 0
@@ -77,7 +84,6 @@ def read_rows(trace: MergedTrace, window: int) -> Rows:
     is_activity = of_kind(kind, ACTIVITY_KINDS)
     start, duration = number["ts_ns"], number["dur_ns"]
     is_timed = (start != MISSING) & (duration != MISSING)
-    start = np.where(is_activity & (start != MISSING), start + _clock_offset(trace, window), start)
     where = (("device", "stream"), ("pid", "tid"))
     left, right = (np.where(is_activity, number[ours], number[theirs]) for ours, theirs in zip(*where, strict=True))
     annotated = of_kind(kind, ("annotation",))
@@ -99,6 +105,7 @@ def read_rows(trace: MergedTrace, window: int) -> Rows:
         is_timed=is_timed,
         is_step=annotated & name.mask_of(steps),
         is_activity=is_activity,
+        phase=coded_series(nodes["phase"]),
         waits=_waits(trace, window, first),
     )
 
@@ -112,11 +119,6 @@ def coded_series(texts: pl.Series) -> Coded:
 
 def _row_numbers(ids: Int64, first: int) -> Int64:
     return np.where(ids == MISSING, -1, ids - first)
-
-
-def _clock_offset(trace: MergedTrace, window: int) -> int:
-    windows = trace.link["windows"]
-    return int(next((one.get("clock_offset_ns", 0) for one in windows if one.get("window") == window), 0))
 
 
 def _waits(trace: MergedTrace, window: int, first: int) -> dict[str, tuple[Int64, Int64]]:
