@@ -4,20 +4,20 @@ From the end of a step back over whatever set each point's time in the replay (s
 step's begin. At a collective that ranks met in, the path goes on with the rank that came last.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import polars as pl
 
-from chakra_capture.analysis.replay.calibrated import KINDS, NONE, Calibrated, calibrate
+from chakra_capture.analysis.replay.calibrated import NONE, Calibrated, calibrate
+from chakra_capture.analysis.replay.graph import KINDS
 from chakra_capture.analysis.replay.path import Stretches, Walker
 from chakra_capture.analysis.replay.replay import RankReplay, replay
-from chakra_capture.analysis.replay.rows import ACTIVITY_KINDS
 from chakra_capture.analysis.replay.run import windows_of
 from chakra_capture.annotations import INPUT_WAIT
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Coded, Int64, pick
 from chakra_capture.trace.merged import MergedRun, MergedTrace
 from chakra_capture.trace.schema import Column
 
@@ -45,7 +45,6 @@ _LAGS = {
 _NUMBER = {name: number for number, name in enumerate(CATEGORIES)}
 _OF_ROW = NONE
 _OUTSIDE = -2
-_NAMED = ("category", "name", "phase", "on_rank")
 # Lags up to this much over what is usual are as lags vary; as in the replay's own unexplained waits.
 _UNEXPLAINED_NS = 50_000
 
@@ -64,19 +63,6 @@ SCHEMA = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The critical path of a step of a rank; ``step`` None: of all steps.
-
-    Attributes:
-        parts: of ``PARTS``, the first first; they follow each other without a gap.
-    """
-
-    rank: int
-    step: int | None
-    parts: pl.DataFrame
-
-
 CATEGORY = pl.Enum([*CATEGORIES])
 PARTS: dict[str, pl.DataType | type[pl.DataType]] = {
     "category": CATEGORY,
@@ -88,19 +74,45 @@ PARTS: dict[str, pl.DataType | type[pl.DataType]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The critical path of a step of a rank; ``step`` None: of all steps.
+
+    Attributes:
+        coded: its parts, with texts as codes: they take a fraction of the time.
+    """
+
+    rank: int
+    step: int | None
+    coded: pl.DataFrame
+
+    @property
+    def parts(self) -> pl.DataFrame:
+        """Of ``PARTS``, the first first; they follow each other without a gap."""
+        return self.coded.cast({name: PARTS[name] for name in self.coded.columns})
+
+
 def critical_path(run: MergedRun, traces: list[MergedTrace]) -> pl.DataFrame:
     """Sum up the critical paths of all steps, longest row of each step first.
 
     Raises:
         ReplayError: the dependencies of a window go round in a circle.
     """
+    windows = windows_of(run, traces)
+    return sum_paths(
+        (window, Paths(calibrate(replay(ranks, meetings, clocks, inputs=True))))
+        for (window, meetings, clocks), ranks in windows
+        if ranks
+    )
+
+
+def sum_paths(windows: "Iterable[tuple[int, Paths]]") -> pl.DataFrame:
+    """The same of windows that are replayed already."""
     schema = pl.Schema({column.name: column.dtype for column in SCHEMA})
     tables = [pl.DataFrame(schema=schema)]
-    for (window, meetings, clocks), ranks in windows_of(run, traces):
-        if ranks:
-            paths = Paths(calibrate(replay(ranks, meetings, clocks, inputs=True)))
-            summed = (_summed(window, path) for path in paths.all())
-            tables += [one.select(pl.col(name).cast(dtype) for name, dtype in schema.items()) for one in summed]
+    for window, paths in windows:
+        summed = (_summed(window, path) for path in paths.all())
+        tables += [one.select(pl.col(name).cast(dtype) for name, dtype in schema.items()) for one in summed]
     order = ["window", "rank", "step", "total_ns", "category", "name", "phase", "on_rank"]
     return pl.concat(tables).sort(order, descending=[name == "total_ns" for name in order], nulls_last=True)
 
@@ -109,7 +121,7 @@ class Paths:
     """Critical paths of a replay whose lags are as recorded.
 
     Raises:
-        ReplayError: the dependencies go round in a circle.
+        ReplayError: what the points of a path wait for goes round in a circle.
     """
 
     def __init__(self, model: Calibrated) -> None:
@@ -119,174 +131,156 @@ class Paths:
     def all(self) -> Iterator[Path]:
         """Of every rank: of each step, and of its window."""
         for rank, one in self._model.replay.ranks.items():
-            for step, begin, end in step_points(one):
-                yield Path(rank, step, self.between(rank, begin, end))
+            for step, begin, end in one.steps:
+                yield Path(rank, step, self._coded(rank, begin, end))
             yield self.whole(rank)
 
     def whole(self, rank: int) -> Path:
         """Of the window of a rank."""
-        points = np.array(all_points(self._model.replay.ranks[rank]))
+        points = self._model.replay.ranks[rank].points
         first, last = (points[choose(self._model.times[points])] for choose in (np.argmin, np.argmax))
-        return Path(rank, None, self.between(rank, int(first), int(last)))
+        return Path(rank, None, self._coded(rank, int(first), int(last)))
 
     def between(self, rank: int, begin: int, end: int) -> pl.DataFrame:
         """What the time between two points of a rank consists of; rows of ``PARTS``."""
+        return Path(rank, None, self._coded(rank, begin, end)).parts
+
+    def _coded(self, rank: int, begin: int, end: int) -> pl.DataFrame:
         return self._namer.named(rank, self._walker.walk(end, int(self._model.times[begin])))
 
 
 def _summed(window: int, path: Path) -> pl.DataFrame:
     """Rows of ``SCHEMA``, in no order."""
     total = (pl.col("end_ns") - pl.col("begin_ns")).sum()
-    found = path.parts.group_by("category", "name", "phase", "on_rank").agg(count=pl.len(), total_ns=total)
+    found = path.coded.group_by("category", "name", "phase", "on_rank").agg(count=pl.len(), total_ns=total)
     return found.with_columns(
         window=pl.lit(window), rank=pl.lit(path.rank), step=pl.lit(path.step, dtype=pl.Int64),
         share=pl.col("total_ns") / pl.col("total_ns").sum(),
     )  # fmt: skip
 
 
-def step_points(one: RankReplay) -> list[tuple[int, int, int]]:
-    """Number, begin and end of the steps of a rank, as points; in time order."""
-    rows, threads = one.rows, one.threads
-    found = ((row, number) for row in threads.ends if (number := rows.step(row)) is not None)
-    steps = [(number, threads.begin_point(rows, row), threads.end_point(rows, row)) for row, number in found]
-    return sorted(steps, key=lambda step: (step[1], step[2]))
-
-
-def all_points(one: RankReplay) -> list[int]:
-    """All points of a rank that lie on its window."""
-    points = [point for thread in one.threads.of_track.values() for point in thread.points]
-    for where in (one.activities, one.gloo):
-        points += [*where.starts.values(), *where.ends.values()]
-    return points
-
-
 class _Namer:
-    """What the stretches of paths are."""
+    """What the stretches of paths are: numbers of texts that all ranks share."""
 
     def __init__(self, model: Calibrated) -> None:
         self._model = model
-        self._ranks = [_NamedRank(model.replay.ranks[rank]) for rank in model.ranks]
+        self._names, self._phases = _Texts(), _Texts()
+        self._ranks = [_NamedRank(model.replay.ranks[rank], self._names, self._phases) for rank in model.ranks]
         self._of_kind = np.array([_NUMBER[_LAGS[kind]] if kind in _LAGS else _OF_ROW for kind in KINDS])
 
     def named(self, rank: int, found: Stretches) -> pl.DataFrame:
         """Name the stretches of a rank's path; what is much more than usual becomes a part of its own."""
         excess = np.where(found.excess > _UNEXPLAINED_NS, found.excess, 0)
+        category, name, phase, on_rank = self._coded(rank, found)
         cut = found.end - excess
-        named = self._named(rank, found)
-        usual = named.with_columns(begin_ns=pl.lit(found.begin), end_ns=pl.lit(cut))
-        more = named.with_columns(
-            category=pl.lit("unexplained", dtype=CATEGORY), begin_ns=pl.lit(cut), end_ns=pl.lit(found.end)
-        )
-        return (
-            pl.concat([usual.filter(found.begin < cut), more.filter(excess > 0)]).sort("begin_ns").select(PARTS.keys())
+        usual, more = np.flatnonzero(found.begin < cut), np.flatnonzero(excess > 0)
+        of = np.append(usual, more)
+        category = np.append(category[usual], np.full(len(more), _NUMBER["unexplained"]))
+        begin, end = np.append(found.begin[usual], cut[more]), np.append(cut[usual], found.end[more])
+        order = np.argsort(begin, kind="stable")
+        of = of[order]
+        return pl.DataFrame(
+            {
+                "category": _texts([*CATEGORIES], category[order]),
+                "name": _texts(self._names.values, name[of]),
+                "phase": _texts(self._phases.values, phase[of]),
+                "on_rank": pl.Series(on_rank[of]).set(pl.Series(on_rank[of] == NONE), None).cast(pl.Int32),
+                "begin_ns": begin[order],
+                "end_ns": end[order],
+            }
         )
 
-    def _named(self, rank: int, found: Stretches) -> pl.DataFrame:
-        """Category, name, phase and rank of every stretch."""
-        model, known = self._model, found.edge != NONE
-        edge = np.maximum(found.edge, 0)
-        number = np.where(known, model.rank[edge], NONE) if len(model.rank) else np.full(len(edge), NONE)
-        tables, places = [], []
+    def _coded(self, rank: int, found: Stretches) -> tuple[Int64, Int64, Int64, Int64]:
+        """Category, name, phase and rank of every stretch, as numbers."""
+        model = self._model
+        number = pick(model.rank, found.edge, NONE)
+        category, name, phase, on_rank = (np.full(len(number), NONE, dtype=np.int64) for _ in range(4))
         for place, one in enumerate(self._ranks):
             mine = np.flatnonzero(number == place)
             if len(mine):
-                edges = edge[mine]
-                row = model.row[edges]
-                category = self._of_kind[model.kind[edges]]
-                category = np.where(category == _OF_ROW, one.category_of(row), category)
-                tables.append(one.table(row, category, model.dst[edges], model.ranks[place]))
-                places.append(mine)
-        rest = np.flatnonzero(number == NONE)
-        if len(rest):
-            tables.append(self._rootless(rank, found.point[rest]))
-            places.append(rest)
-        if not tables:
-            return pl.DataFrame(schema={name: PARTS[name] for name in _NAMED})
-        return pl.concat(tables)[np.argsort(np.concatenate(places))]
+                edge = found.edge[mine]
+                row, of_kind = model.row[edge], self._of_kind[model.kind[edge]]
+                category[mine] = np.where(of_kind == _OF_ROW, pick(one.category, row, _NUMBER["python"]), of_kind)
+                name[mine], phase[mine] = pick(one.name, row, NONE), one.phase_of(row, model.dst[edge])
+                on_rank[mine] = model.ranks[place]
+        for at in np.flatnonzero(number == NONE).tolist():
+            category[at], on_rank[at] = self._rootless(rank, int(found.point[at]))
+        return category, name, phase, on_rank
 
-    def _rootless(self, rank: int, points: Int64) -> pl.DataFrame:
-        """What comes before points that wait for nothing that is known."""
-        model = self._model
-        rows = []
-        for point in points.tolist():
-            number = int(model.point_rank[point])
-            is_activity = number != NONE and point in self._ranks[number].starts
-            on_rank = None if number == NONE else model.ranks[number]
-            category = "not_recorded" if is_activity or on_rank != rank else "unexplained"
-            rows.append((category, None, None, on_rank))
-        return pl.DataFrame(rows, schema={name: PARTS[name] for name in _NAMED}, orient="row")
+    def _rootless(self, rank: int, point: int) -> tuple[int, int]:
+        """Category and rank of what comes before a point that waits for nothing that is known."""
+        number = int(self._model.point_rank[point])
+        on_rank = NONE if number == NONE else self._model.ranks[number]
+        starts = number != NONE and point in self._ranks[number].starts
+        return _NUMBER["not_recorded" if starts or on_rank != rank else "unexplained"], on_rank
+
+
+class _Texts:
+    """Texts that several columns share, by number."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+
+    def numbers(self, column: Coded) -> Int64:
+        """Number of the text of each row, -1 for none."""
+        table = [self._known.setdefault(value, len(self._known)) for value in column.values]
+        return np.array([*table, NONE], dtype=np.int64)[column.codes]
+
+    @property
+    def values(self) -> list[str]:
+        """What the numbers stand for."""
+        return [*self._known]
 
 
 class _NamedRank:
-    """Names, phases and categories of the rows of a rank."""
+    """Names, phases and categories of the rows of a rank, as numbers."""
 
-    def __init__(self, one: RankReplay) -> None:
+    def __init__(self, one: RankReplay, names: _Texts, phases: _Texts) -> None:
         self._one = one
-        self._names, self._row_phases = pl.Series(one.rows.name), pl.Series(one.rows.phase, dtype=pl.String)
+        self.name, self._phase = names.numbers(one.rows.name), phases.numbers(one.rows.phase)
 
     @cached_property
     def starts(self) -> set[int]:
         """Points where device activities start."""
-        return {*self._one.activities.starts.values()}
+        return {*self._one.activities.starts.tolist()}
 
     @cached_property
-    def _category(self) -> Int64:
-        """Category of each row where it runs itself, as its number."""
-        rows, gloo = self._one.rows, self._one.gloo.starts
-        kind = np.array(rows.kind)
-        is_activity, is_collective = np.isin(kind, [*ACTIVITY_KINDS]), np.array(rows.is_collective, dtype=bool)
+    def category(self) -> Int64:
+        """Category of each row where it runs itself."""
+        rows = self._one.rows
         is_gloo = np.zeros(len(rows), dtype=bool)
-        is_gloo[[*gloo]] = True
+        is_gloo[self._one.gloo.rows] = True
         chosen = [
-            ("communication", (is_collective & is_activity) | is_gloo),
-            ("kernel", kind == "kernel"),
-            ("memory", is_activity),
-            ("input", (self._row_phases == INPUT_WAIT).fill_null(value=False).to_numpy()),
-            ("runtime", kind == "runtime"),
+            ("communication", (rows.is_collective & rows.is_activity) | is_gloo),
+            ("kernel", rows.is_kind("kernel")),
+            ("memory", rows.is_activity),
+            ("input", rows.phase.mask((INPUT_WAIT,))),
+            ("runtime", rows.is_kind("runtime")),
         ]
         found = np.select([mask for _, mask in chosen], [_NUMBER[name] for name, _ in chosen], _NUMBER["op"])
         return np.asarray(found, dtype=np.int64)
 
     @cached_property
-    def _phase_at(self) -> tuple[Int64, list[str]]:
-        """Of points on threads the phase of the segment that ends there: that of what runs around it, if it is one."""
-        names = [*dict.fromkeys(phase for phase in self._one.rows.phase if phase is not None)]
-        of_name = {name: number for number, name in enumerate(names)}
-        of_row = np.array([NONE if phase is None else of_name[phase] for phase in self._one.rows.phase], dtype=np.int64)
-        threads = [*self._one.threads.of_track.values()]
-        last = max((max(thread.points) for thread in threads), default=-1)
-        found = np.full(last + 1, NONE, dtype=np.int64)
-        for thread in threads:
-            owners = np.asarray(thread.owners, dtype=np.int64)
-            phases = np.where(owners == NONE, NONE, of_row[owners])
-            # Mark k ends segment k - 1: between the owners of segments k - 2 and k.
-            before, after = np.append([_OUTSIDE, _OUTSIDE], phases)[: len(thread.points)], np.append(phases, _OUTSIDE)
-            before = np.where(before == _OUTSIDE, after, before)
-            after = np.where(after == _OUTSIDE, before, after)
-            found[thread.points] = np.where((before == after) & (before >= 0), before, NONE)
-        return found, names
+    def _phase_at(self) -> Int64:
+        """Of marks of threads the phase of the segment that ends there: that of what runs around it, if it is one."""
+        threads = self._one.threads
+        # Mark k ends segment k - 1: between the owners of segments k - 2 and k.
+        after = np.where(threads.is_segment, pick(self._phase, threads.owners, NONE), _OUTSIDE)
+        before, firsts = np.roll(after, 2), threads.first[:-1]
+        before[firsts] = _OUTSIDE
+        before[np.minimum(firsts + 1, len(before) - 1)] = _OUTSIDE
+        before = np.where(before == _OUTSIDE, after, before)
+        after = np.where(after == _OUTSIDE, before, after)
+        return np.where((before == after) & (before >= 0), before, NONE)
 
-    def category_of(self, row: Int64) -> Int64:
-        """Category of what runs, as its number; -1 for nobody's row."""
-        return np.where(row == NONE, _NUMBER["python"], self._category[row] if len(self._category) else NONE)
-
-    def table(self, row: Int64, category: Int64, point: Int64, rank: int) -> pl.DataFrame:
-        """Category, name, phase and rank of parts that end at points; ``row`` -1 for nobody's."""
-        at, names = self._phase_at
-        is_there = point < len(at)
-        between = np.where(is_there, at[np.where(is_there, point, 0)] if len(at) else NONE, NONE)
-        rows, phase = _places(row), _places(np.where(row == NONE, between, NONE))
-        return pl.DataFrame(
-            {
-                "category": pl.Series([*CATEGORIES], dtype=CATEGORY).gather(category),
-                "name": self._names.gather(rows),
-                "phase": self._row_phases.gather(rows).fill_null(pl.Series(names, dtype=pl.String).gather(phase)),
-                "on_rank": pl.Series([rank], dtype=pl.Int32).new_from_index(0, len(row)),
-            }
-        )
+    def phase_of(self, row: Int64, point: Int64) -> Int64:
+        """Phase of parts that end at points; ``row`` -1 for nobody's."""
+        at = point - self._one.threads.points[0] if len(self._one.threads) else np.full(len(point), NONE)
+        is_mark = (row == NONE) & (at >= 0) & (at < len(self._phase_at))
+        return np.where(is_mark, pick(self._phase_at, np.where(is_mark, at, NONE), NONE), pick(self._phase, row, NONE))
 
 
-def _places(numbers: Int64) -> pl.Series:
-    """Numbers to gather by; null for -1."""
-    found = pl.Series(numbers)
-    return found.set(found == NONE, None)
+def _texts(values: list[str], numbers: Int64) -> pl.Series:
+    """Texts by their numbers, coded; null for -1."""
+    coded = pl.Series([*values, None], dtype=pl.Enum(values))
+    return coded.gather(np.where(numbers == NONE, len(values), numbers))

@@ -12,7 +12,7 @@ from chakra_capture.merge.rows import ACTIVITY_KINDS, group_numbers, of_kind
 from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64
 from chakra_capture.trace.merged import MergedTrace
 
-ON_THREAD = ("annotation", "host_op", "python_function", "runtime")
+_ON_THREAD = ("annotation", "host_op", "python_function", "runtime")
 _WAITS = ("event_wait", "sync", "inter_thread")
 _NUMBERS = ("node_id", "parent_id", "launch_id", "ts_ns", "dur_ns", "pid", "tid", "device", "stream")
 
@@ -53,6 +53,11 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    @property
+    def has_times(self) -> bool:
+        """Whether anything that a replay goes by has a time: work of an active thread, or of a device."""
+        return bool((self.is_timed & (self.is_activity | self.is_kind("host_op"))).any())
 
     def is_kind(self, *kinds: str) -> Bool:
         """Rows of these kinds."""
@@ -108,6 +113,20 @@ def read_rows(trace: MergedTrace, window: int) -> Rows:
         phase=coded_series(nodes["phase"]),
         waits=_waits(trace, window, first),
     )
+
+
+def on_active_threads(rows: Rows) -> Bool:
+    """Timed rows on CPU threads that run an operator or launch something.
+
+    Any other thread is passive: gloo's, a watchdog's, the profiler's.
+    """
+    on_thread = rows.is_kind(*_ON_THREAD) & rows.is_timed
+    calls = rows.launch[rows.is_activity & (rows.launch >= 0)]
+    works = on_thread & rows.is_kind("host_op")
+    works[calls] |= on_thread[calls]
+    is_active = np.zeros(int(rows.track.max(initial=-1)) + 1, dtype=bool)
+    is_active[rows.track[works]] = True
+    return on_thread & is_active[rows.track]
 
 
 def coded_series(texts: pl.Series) -> Coded:

@@ -228,7 +228,7 @@ def _stretches(rows: Rows, segments: Segments, track: int) -> Stretches:
     owner = segments.owner[part]
     is_call = (owner != NOBODY) & (rows.kind[np.maximum(owner, 0)] == CODE["runtime"])
     times = np.append(segments.begin[part], segments.end[part.stop - 1])
-    return Stretches(times.tolist(), (owner != NOBODY).tolist(), (~is_call).tolist())
+    return Stretches(times, owner != NOBODY, ~is_call)
 
 
 def _of_thread(segments: Segments, track: int) -> slice:
