@@ -41,7 +41,7 @@ def cut(track: Int64, start: Int64, end: Int64, is_step: Bool) -> Cut:
         track: number of each row's thread.
         is_step: rows that stand for a step.
     """
-    order = np.lexsort((np.arange(len(track)), -end, start, track))
+    order = np.lexsort((-end, start, track))
     within = order[~is_step[order]]
     nested = nest(track[within], start[within], end[within] - start[within])
     row_end, parent = end.copy(), np.full(len(track), NOBODY)
@@ -60,19 +60,17 @@ def _between_marks(
     ends before begins, inner rows' ends first. A row without duration, or a step, marks a time and changes nothing.
     """
     is_long = row_end[order] > start[order]
-    ending = order[is_long]
-    times = np.concatenate([start[order], row_end[ending]])
-    tracks = np.concatenate([track[order], track[ending]])
-    begins = np.append(np.ones(len(order), dtype=bool), np.zeros(len(ending), dtype=bool))
-    place = np.arange(len(order))
-    tie = np.concatenate([place, -place[is_long]])
+    ending = order[is_long][::-1]
+    # In this order already all that is at one time is as it should be, and a stable sort by time has little to do.
+    times = np.concatenate([row_end[ending], start[order]])
+    tracks = np.concatenate([track[ending], track[order]])
     top = np.concatenate(
         [
-            np.where(is_long & ~is_step[order], order, _UNCHANGED),
             np.where(is_step[ending], _UNCHANGED, parent[ending]),
+            np.where(is_long & ~is_step[order], order, _UNCHANGED),
         ]
     )
-    sort = np.lexsort((tie, begins, times, tracks))
+    sort = np.lexsort((times, tracks))
     times, tracks, top = times[sort], tracks[sort], top[sort]
     told = np.maximum.accumulate(np.where(top == _UNCHANGED, -1, np.arange(len(top))))
     told_here = (told >= 0) & (tracks[np.maximum(told, 0)] == tracks)

@@ -117,11 +117,12 @@ def _first_of_each(
     src: Int64, dst: Int64, kind: npt.NDArray[np.int8], behind: Int64, num_points: int, most: int | None = None
 ) -> Int64:
     """Of the edges into each point the one that is least behind, of several that of the first kind; -1 for none."""
-    found = np.full(num_points, NONE, dtype=np.int64)
-    fits = np.arange(len(dst)) if most is None else np.flatnonzero(behind <= most)
-    found[dst[fits]] = fits  # right where a point has one alone
+    found, least = np.full(num_points, NONE, dtype=np.int64), np.full(num_points, np.iinfo(np.int64).max)
+    np.minimum.at(least, dst, behind)
+    fits = np.flatnonzero((behind == least[dst]) & (most is None or least[dst] <= most))
+    found[dst[fits]] = fits  # right where one alone is least behind
     several = fits[np.bincount(dst[fits], minlength=num_points)[dst[fits]] > 1]
-    several = several[np.lexsort((src[several], kind[several], behind[several], dst[several]))]
+    several = several[np.lexsort((src[several], kind[several], dst[several]))]
     # Of several that are written the last one stays.
     found[dst[several][::-1]] = several[::-1]
     return found
@@ -151,8 +152,12 @@ def _owners(replay: Replay, src: Int64, dst: Int64, kind: npt.NDArray[np.int8]) 
         for where in (one.activities, one.gloo):
             rank_at[where.starts] = rank_at[where.ends] = number
             begins[where.starts] = ends[where.ends] = where.rows
-    at_begin = is_one_of(kind, [CODE[name] for name in ("thread", "run")])
-    of_start = is_one_of(kind, [CODE[name] for name in ("launch", "stream_order", "event_wait", "contention")])
-    row = np.where(at_begin, begins[src], np.where(of_start, begins[dst], ends[dst]))
+    row = ends[dst]
+    for owner, side, kinds in (
+        (begins, src, ("thread", "run")),
+        (begins, dst, ("launch", "stream_order", "event_wait", "contention")),
+    ):
+        chosen = np.flatnonzero(is_one_of(kind, [CODE[name] for name in kinds]))
+        row[chosen] = owner[side[chosen]]
     rank = np.where(rank_at[dst] == NONE, rank_at[src], rank_at[dst])
     return rank, row, rank_at
