@@ -14,7 +14,6 @@ from chakra_capture.trace.merged import MergedTrace
 
 _ON_THREAD = ("annotation", "host_op", "python_function", "runtime")
 _WAITS = ("event_wait", "sync", "inter_thread")
-_NUMBERS = ("node_id", "parent_id", "launch_id", "ts_ns", "dur_ns", "pid", "tid", "device", "stream")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,44 +74,63 @@ class Rows:
 
 
 def read_rows(trace: MergedTrace, window: int) -> Rows:
-    """Read one window of a merged rank.
+    """Read one window of a merged rank, column by column: all at once would take several times the memory.
 
     Raises:
         TraceFileError: a table cannot be read.
     """
-    nodes = trace.some_of_nodes("window", "kind", "name", "collective", "phase", *_NUMBERS)
-    nodes = nodes.filter(pl.col("window") == window)
-    number = {name: nodes[name].fill_null(MISSING).to_numpy() for name in _NUMBERS}
-    first = int(number["node_id"][0]) if len(nodes) else 0
-    kind = nodes["kind"].to_physical().to_numpy().astype(np.int8)
-    name = coded_series(nodes["name"])
-    is_activity = of_kind(kind, ACTIVITY_KINDS)
-    start, duration = number["ts_ns"], number["dur_ns"]
+    columns = _Columns(trace, window)
+    ids, kind = columns.series("node_id"), columns.series("kind").to_physical().to_numpy().astype(np.int8)
+    first = int(ids[0]) if len(ids) else 0
+    name, is_activity = coded_series(columns.series("name")), of_kind(kind, ACTIVITY_KINDS)
+    start, duration = columns.numbers("ts_ns"), columns.numbers("dur_ns")
     is_timed = (start != MISSING) & (duration != MISSING)
-    where = (("device", "stream"), ("pid", "tid"))
-    left, right = (np.where(is_activity, number[ours], number[theirs]) for ours, theirs in zip(*where, strict=True))
-    annotated = of_kind(kind, ("annotation",))
+    end = np.where(is_timed, start, MISSING)
+    end[is_timed] += duration[is_timed]
     steps = np.array([parse_step(text) is not None for text in name.values], dtype=bool)
+    pid, tid, device, stream = (columns.numbers(name) for name in ("pid", "tid", "device", "stream"))
+    left, right = np.where(is_activity, device, pid), np.where(is_activity, stream, tid)
     return Rows(
         first=first,
         kind=kind,
         name=name,
-        parent=_row_numbers(number["parent_id"], first),
-        launch=_row_numbers(number["launch_id"], first),
+        parent=columns.rows("parent_id", first),
+        launch=columns.rows("launch_id", first),
         start=start,
-        end=np.where(is_timed, start + np.where(is_timed, duration, 0), MISSING),
-        pid=number["pid"],
-        tid=number["tid"],
-        device=number["device"],
-        stream=number["stream"],
+        end=end,
+        pid=pid,
+        tid=tid,
+        device=device,
+        stream=stream,
         track=group_numbers(is_activity.astype(np.int8), group_numbers(left, right)),
-        is_collective=nodes["collective"].is_not_null().to_numpy(),
+        is_collective=columns.series("collective").is_not_null().to_numpy(),
         is_timed=is_timed,
-        is_step=annotated & name.mask_of(steps),
+        is_step=of_kind(kind, ("annotation",)) & name.mask_of(steps),
         is_activity=is_activity,
-        phase=coded_series(nodes["phase"]),
+        phase=coded_series(columns.series("phase")),
         waits=_waits(trace, window, first),
     )
+
+
+class _Columns:
+    """Columns of the nodes of a window."""
+
+    def __init__(self, trace: MergedTrace, window: int) -> None:
+        self._trace = trace
+        windows = trace.some_of_nodes("window")["window"]
+        self._mine = None if windows.min() == window == windows.max() else windows == window
+
+    def series(self, name: str) -> pl.Series:
+        column = self._trace.some_of_nodes(name)[name]
+        return column if self._mine is None else column.filter(self._mine)
+
+    def numbers(self, name: str) -> Int64:
+        """A column of integers, ``MISSING`` for none."""
+        return self.series(name).fill_null(MISSING).to_numpy()
+
+    def rows(self, name: str, first: int) -> Int64:
+        """A column of ids as numbers of rows, -1 for none."""
+        return (self.series(name) - first).fill_null(-1).to_numpy()
 
 
 def on_active_threads(rows: Rows) -> Bool:
@@ -133,15 +151,11 @@ def coded_series(texts: pl.Series) -> Coded:
     """A column of texts in dictionary form."""
     values = texts.drop_nulls().unique(maintain_order=True)
     codes = texts.cast(pl.Enum(values)).to_physical().cast(pl.Int32).fill_null(-1)
-    return Coded(codes.to_numpy(), values.to_list())
-
-
-def _row_numbers(ids: Int64, first: int) -> Int64:
-    return np.where(ids == MISSING, -1, ids - first)
+    return Coded(codes.to_numpy(), values.to_list()).narrowed()
 
 
 def _waits(trace: MergedTrace, window: int, first: int) -> dict[str, tuple[Int64, Int64]]:
-    edges = trace.edges.filter((pl.col("window") == window) & pl.col("kind").is_in(_WAITS))
+    edges = trace.edges_of(*_WAITS).filter(pl.col("window") == window)
     found = {}
     for kind in _WAITS:
         part = edges.filter(pl.col("kind") == kind)
