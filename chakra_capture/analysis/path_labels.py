@@ -11,7 +11,7 @@ from chakra_capture.analysis.replay.graph import KINDS
 from chakra_capture.analysis.replay.path import Stretches
 from chakra_capture.analysis.replay.replay import RankReplay
 from chakra_capture.annotations import INPUT_WAIT
-from chakra_capture.trace.columns import Int64, pick
+from chakra_capture.trace.columns import Int64, Positions, pick
 
 CATEGORIES = {
     "op": "an operator's or annotation's own time on the CPU",
@@ -57,7 +57,7 @@ class Labelled:
         label: of each, a row of ``Labels.table``.
     """
 
-    label: Int64
+    label: Positions
     begin: Int64
     end: Int64
 
@@ -69,7 +69,7 @@ class Labels:
         self._model = model
         ranks = [_RankLabels(model, number) for number in range(len(model.ranks))]
         first = np.cumsum([0, *(len(one.key) for one in ranks)]).tolist()
-        self._of_edge = np.full(len(model.src), NONE, dtype=np.int64)
+        self._of_edge = np.full(len(model.src), NONE, dtype=np.int32)
         for one, before in zip(ranks, first[:-1], strict=True):
             self._of_edge[one.edges] = one.of_edge + before
         of_no_rank = pl.DataFrame({"category": [*_ROOTLESS]}, schema={"category": CATEGORY})
@@ -176,9 +176,9 @@ class _RankLabels:
         found = np.select([mask for _, mask in chosen], [_NUMBER[name] for name, _ in chosen], _NUMBER["op"])
         return np.asarray(found, dtype=np.int64)
 
-    def _phase_of(self, row: Int64, point: Int64) -> Int64:
+    def _phase_of(self, row: Positions, point: Positions) -> Positions:
         """Phase of what ends at points; ``row`` -1 for nobody's."""
-        of_row, threads = self._one.rows.phase.codes.astype(np.int64), self._one.threads
+        of_row, threads = self._one.rows.phase.codes.astype(np.int32), self._one.threads
         found, nobody = pick(of_row, row, NONE), np.flatnonzero(row == NONE)
         if len(threads):
             mark = point[nobody] - threads.points[0]
@@ -187,14 +187,14 @@ class _RankLabels:
         return found
 
 
-def _phase_at(one: RankReplay, of_row: Int64) -> Int64:
+def _phase_at(one: RankReplay, of_row: Positions) -> Positions:
     """Of marks of threads the phase of the segment that ends there: that of what runs around it, if it is one."""
     threads = one.threads
     # Mark k ends segment k - 1: between the owners of segments k - 2 and k.
-    after = np.where(threads.is_segment, pick(of_row, threads.owners, NONE), _OUTSIDE)
+    after = np.where(threads.is_segment, pick(of_row, threads.owners, NONE), np.int32(_OUTSIDE))
     before, firsts = np.roll(after, 2), threads.first[:-1]
     before[firsts] = _OUTSIDE
     before[np.minimum(firsts + 1, len(before) - 1)] = _OUTSIDE
     before = np.where(before == _OUTSIDE, after, before)
     after = np.where(after == _OUTSIDE, before, after)
-    return np.where((before == after) & (before >= 0), before, NONE)
+    return np.where((before == after) & (before >= 0), before, np.int32(NONE))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from chakra_capture.merge.nest import nest
-from chakra_capture.trace.columns import Bool, Int64
+from chakra_capture.trace.columns import Bool, Int64, Positions, pick
 
 NOBODY = -1
 _UNCHANGED = -2
@@ -25,13 +25,13 @@ class Cut:
         track, begin, end, owner: of each segment; ``owner`` is the place of its innermost row, or ``NOBODY``.
     """
 
-    order: Int64
+    order: Positions
     row_end: Int64
-    parent: Int64
+    parent: Positions
     track: Int64
     begin: Int64
     end: Int64
-    owner: Int64
+    owner: Positions
 
 
 def cut(track: Int64, start: Int64, end: Int64, is_step: Bool) -> Cut:
@@ -41,19 +41,18 @@ def cut(track: Int64, start: Int64, end: Int64, is_step: Bool) -> Cut:
         track: number of each row's thread.
         is_step: rows that stand for a step.
     """
-    order = np.lexsort((-end, start, track))
+    order = np.lexsort((-end, start, track)).astype(np.int32)
     within = order[~is_step[order]]
     nested = nest(track[within], start[within], end[within] - start[within])
-    row_end, parent = end.copy(), np.full(len(track), NOBODY)
+    row_end, parent = end.copy(), np.full(len(track), NOBODY, dtype=np.int32)
     row_end[within] = nested.end_ns
-    around = nested.parent.astype(np.int64)
-    parent[within] = np.where(around >= 0, within[np.maximum(around, 0)], NOBODY)
+    parent[within] = pick(within, nested.parent, NOBODY)
     return Cut(order, row_end, parent, *_between_marks(track, start, row_end, parent, is_step, order))
 
 
 def _between_marks(
-    track: Int64, start: Int64, row_end: Int64, parent: Int64, is_step: Bool, order: Int64
-) -> tuple[Int64, Int64, Int64, Int64]:
+    track: Int64, start: Int64, row_end: Int64, parent: Positions, is_step: Bool, order: Positions
+) -> tuple[Int64, Int64, Int64, Positions]:
     """Thread, begin, end and owner of each stretch between marks.
 
     A begin makes its row the innermost one, an end the row around it; of several marks at one time the last counts,
@@ -66,15 +65,15 @@ def _between_marks(
     tracks = np.concatenate([track[ending], track[order]])
     top = np.concatenate(
         [
-            np.where(is_step[ending], _UNCHANGED, parent[ending]),
-            np.where(is_long & ~is_step[order], order, _UNCHANGED),
+            np.where(is_step[ending], np.int32(_UNCHANGED), parent[ending]),
+            np.where(is_long & ~is_step[order], order, np.int32(_UNCHANGED)),
         ]
     )
     sort = np.lexsort((times, tracks))
     times, tracks, top = times[sort], tracks[sort], top[sort]
-    told = np.maximum.accumulate(np.where(top == _UNCHANGED, -1, np.arange(len(top))))
+    told = np.maximum.accumulate(np.where(top == _UNCHANGED, np.int32(-1), np.arange(len(top), dtype=np.int32)))
     told_here = (told >= 0) & (tracks[np.maximum(told, 0)] == tracks)
-    top = np.where(told_here, top[np.maximum(told, 0)], NOBODY)
+    top = np.where(told_here, top[np.maximum(told, 0)], np.int32(NOBODY))
     is_last = np.append((times[1:] != times[:-1]) | (tracks[1:] != tracks[:-1]), True)[: len(times)]
     times, tracks, top = times[is_last], tracks[is_last], top[is_last]
     inside = tracks[1:] == tracks[:-1]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from chakra_capture.annotations import parse_step
 from chakra_capture.merge.rows import ACTIVITY_KINDS, group_numbers, of_kind
-from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Coded, Int64, Positions
 from chakra_capture.trace.merged import MergedTrace
 
 _ON_THREAD = ("annotation", "host_op", "python_function", "runtime")
@@ -34,8 +34,8 @@ class Rows:
     first: int
     kind: NDArray[np.int8]
     name: Coded
-    parent: Int64
-    launch: Int64
+    parent: Positions
+    launch: Positions
     start: Int64
     end: Int64
     pid: Int64
@@ -128,9 +128,9 @@ class _Columns:
         """A column of integers, ``MISSING`` for none."""
         return self.series(name).fill_null(MISSING).to_numpy()
 
-    def rows(self, name: str, first: int) -> Int64:
+    def rows(self, name: str, first: int) -> Positions:
         """A column of ids as numbers of rows, -1 for none."""
-        return (self.series(name) - first).fill_null(-1).to_numpy()
+        return (self.series(name) - first).fill_null(-1).cast(pl.Int32).to_numpy()
 
 
 def on_active_threads(rows: Rows) -> Bool:

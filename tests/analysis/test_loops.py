@@ -15,7 +15,11 @@ TIMES = st.lists(st.integers(-50, 50), min_size=8, max_size=8)
 
 
 def firsts(numbers):
-    return np.searchsorted(np.sort(numbers), np.arange(9))
+    return places(np.searchsorted(np.sort(numbers), np.arange(9)))
+
+
+def places(numbers):
+    return np.array(numbers, dtype=np.int32)
 
 
 def both(function, *arguments):
@@ -28,9 +32,9 @@ def both(function, *arguments):
 
 @given(EDGES)
 def test_every_point_comes_after_those_it_waits_for_and_those_in_a_circle_are_left_out(edges):
-    edges = np.array(sorted(edges), dtype=np.int64).reshape(-1, 2)
+    edges = places(sorted(edges)).reshape(-1, 2)
     src, dst = np.ascontiguousarray(edges.T)
-    order = both(ordered, firsts(src), dst, np.bincount(dst, minlength=8)).tolist()
+    order = both(ordered, firsts(src), dst, places(np.bincount(dst, minlength=8))).tolist()
 
     graph = nx.DiGraph(edges.tolist())
     circles = {point for part in nx.strongly_connected_components(graph) if len(part) > 1 for point in part}
@@ -44,7 +48,7 @@ def test_every_point_comes_after_those_it_waits_for_and_those_in_a_circle_are_le
 def test_a_place_is_reached_by_the_latest_of_its_edges_or_stands_later(edges, stands, data):
     edges = sorted((max(pair), min(pair)) for pair in edges if pair[0] != pair[1])
     lags = data.draw(st.lists(st.integers(-9, 9), min_size=len(edges), max_size=len(edges)))
-    dst, src = np.array(edges, dtype=np.int64).reshape(-1, 2).T.copy()
+    dst, src = places(edges).reshape(-1, 2).T.copy()
     times = both(longest, firsts(dst), src, np.array(lags, dtype=np.int64), np.array(stands))
 
     for place, time in enumerate(times.tolist()):
@@ -54,7 +58,7 @@ def test_a_place_is_reached_by_the_latest_of_its_edges_or_stands_later(edges, st
 
 @given(st.lists(st.integers(NONE, 7), min_size=8, max_size=8), TIMES, st.integers(NONE, 7), st.integers(-50, 50))
 def test_a_walk_goes_back_until_a_time_and_never_in_a_circle(before, times, end, begin):
-    found = both(walk, np.array(before), np.array(times), end, begin)
+    found = both(walk, places(before), np.array(times), end, begin)
 
     expected, at = [], end
     while at != NONE and times[at] > begin and at not in expected:

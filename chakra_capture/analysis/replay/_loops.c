@@ -8,16 +8,16 @@ int cc_interface(void) { return 1; }
 
 /* All points, each after those that it waits for; returns how many were found: those in a circle are not.
  * first: of each point where its followers begin in next, and the end. missing: of each how many it waits for. */
-int64_t cc_order(int64_t size, const int64_t *first, const int64_t *next, int64_t *missing, int64_t *order)
+int64_t cc_order(int64_t size, const int32_t *first, const int32_t *next, int32_t *missing, int32_t *order)
 {
     int64_t found = 0;
 
     for (int64_t point = 0; point < size; point++)
         if (!missing[point])
-            order[found++] = point;
+            order[found++] = (int32_t)point;
     for (int64_t at = 0; at < found; at++) {
-        int64_t point = order[at];
-        for (int64_t edge = first[point]; edge < first[point + 1]; edge++)
+        int32_t point = order[at];
+        for (int32_t edge = first[point]; edge < first[point + 1]; edge++)
             if (!--missing[next[edge]])
                 order[found++] = next[edge];
     }
@@ -25,11 +25,11 @@ int64_t cc_order(int64_t size, const int64_t *first, const int64_t *next, int64_
 }
 
 /* Has every place reached by the latest of its edges, or stand at its time, if that is later. */
-void cc_longest(int64_t size, const int64_t *first, const int64_t *src, const int64_t *lag, int64_t *times)
+void cc_longest(int64_t size, const int32_t *first, const int32_t *src, const int64_t *lag, int64_t *times)
 {
     for (int64_t place = 0; place < size; place++) {
         int64_t time = times[place];
-        for (int64_t edge = first[place]; edge < first[place + 1]; edge++) {
+        for (int32_t edge = first[place]; edge < first[place + 1]; edge++) {
             int64_t reached = times[src[edge]] + lag[edge];
             if (reached > time)
                 time = reached;
@@ -39,7 +39,7 @@ void cc_longest(int64_t size, const int64_t *first, const int64_t *src, const in
 }
 
 /* From a point back over what it waited for until a time; returns how many points, or -1 for more than most. */
-int64_t cc_walk(const int64_t *before, const int64_t *times, int64_t begin, int64_t point, int64_t most, int64_t *found)
+int64_t cc_walk(const int32_t *before, const int64_t *times, int64_t begin, int32_t point, int64_t most, int32_t *found)
 {
     int64_t count = 0;
 

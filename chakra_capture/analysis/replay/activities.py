@@ -15,7 +15,7 @@ from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.analysis.replay.threads import Threads
 from chakra_capture.merge.rows import CODE
 from chakra_capture.merge.window import Rows
-from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Positions
 
 US = 1_000
 # What is launched so long before its predecessor ends has waited for that alone.
@@ -51,11 +51,11 @@ class Activities:
     stream: Int64
     begin: Int64
     end: Int64
-    starts: Int64
-    ends: Int64
+    starts: Positions
+    ends: Positions
     runs: Int64
     follows: Bool
-    call: Int64
+    call: Positions
     blocking: Bool
     since: Int64
     lag: Int64
@@ -106,7 +106,7 @@ def add_launches(threads: Threads, found: Activities, graph: Graph, *, in_order:
         graph.edges(found.ends[after - 1], found.starts[after], found.stream_gap_ns, "stream_order")
 
 
-def _blocking(rows: Rows, threads: Threads, row: Int64, call: Int64) -> Bool:
+def _blocking(rows: Rows, threads: Threads, row: Int64, call: Positions) -> Bool:
     may_block = rows.named(lambda name: "Pageable" in name)[row]
     found = (rows.kind[row] == CODE["memcpy"]) & (call >= 0)
     found &= may_block | rows.named(_BLOCKING_CALLS.__contains__)[call]
@@ -114,14 +114,14 @@ def _blocking(rows: Rows, threads: Threads, row: Int64, call: Int64) -> Bool:
     return np.asarray(found & (threads.end_ns[call] - rows.start[call] > rows.end[row] - rows.start[row]))
 
 
-def _classes(rows: Rows, row: Int64, call: Int64, blocking: Bool) -> Int64:
+def _classes(rows: Rows, row: Int64, call: Positions, blocking: Bool) -> Int64:
     """Number of each activity's class; those of one kind that block, or do not, are alike in the lowest digits."""
     name = np.where(call >= 0, rows.name.codes[call].astype(np.int64) + 1, 0)
     kind = rows.kind[row].astype(np.int64)
     return ((name * 2 + rows.is_collective[row]) * len(CODE) + kind) * 2 + blocking
 
 
-def _gap(threads: Threads, begin: Int64, end: Int64, follows: Bool, call: Int64) -> int:
+def _gap(threads: Threads, begin: Int64, end: Int64, follows: Bool, call: Positions) -> int:
     after = np.flatnonzero(follows & (call >= 0))
     done = end[after - 1]
     waited = threads.end_ns[call[after]] < done - _LAUNCHED_BEFORE_NS

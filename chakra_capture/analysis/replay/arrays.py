@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Int64, Ints
 
 
 def median_of(values: Int64, default: int) -> int:
@@ -36,7 +36,7 @@ def by_appearance(track: Int64) -> tuple[Int64, Int64]:
     return seen, number[track]
 
 
-def ranges(first: Int64, until: Int64) -> Int64:
+def ranges(first: Ints, until: Ints) -> Int64:
     """All numbers of the ranges, one range after the other."""
     counts = np.maximum(until - first, 0)
     shifts: Int64 = np.repeat(first - (np.cumsum(counts) - counts), counts)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from chakra_capture.analysis.replay.graph import CODE, ReplayError
 from chakra_capture.analysis.replay.replay import Replay
-from chakra_capture.trace.columns import Bool, Int64, is_one_of
+from chakra_capture.trace.columns import Bool, Int64, Positions, is_one_of
 
 _LEARNED = ("launch", "stream_order", "sync", "queue", "event_wait", "contention")
 _OF_ONE_CLASS = ("event_wait", "contention")
@@ -38,16 +38,16 @@ class Calibrated:
     """
 
     replay: Replay
-    src: Int64
-    dst: Int64
+    src: Positions
+    dst: Positions
     kind: npt.NDArray[np.int8]
     usual: Int64
     lag: Int64
     times: Int64
     ranks: list[int]
-    rank: Int64
-    row: Int64
-    point_rank: Int64
+    rank: Positions
+    row: Positions
+    point_rank: Positions
 
     def is_kind(self, *kinds: str) -> Bool:
         """Which edges are of some kinds."""
@@ -61,7 +61,7 @@ class Calibrated:
         """
         return self.replay.order.solve(lag)
 
-    def reasons(self, times: Int64, lag: Int64) -> Int64:
+    def reasons(self, times: Int64, lag: Int64) -> Positions:
         """The edge that sets the time of each point, -1 for none."""
         return _first_of_each(
             self.src, self.dst, self.kind, times[self.dst] - times[self.src] - lag, len(times), most=0
@@ -82,7 +82,8 @@ def calibrate(replay: Replay) -> Calibrated:
     anchored, when = (np.array([*side], dtype=np.int64) for side in (graph.anchors.keys(), graph.anchors.values()))
     stands[anchored[when == graph.recorded[anchored]]] = True
     is_binding &= ~stands[dst] & ~inner[dst]
-    lag = np.where(is_binding, slack, np.minimum(_low_lags(kind, usual, slack, is_binding), slack))
+    lag = np.minimum(_low_lags(kind, usual, slack, is_binding), slack)
+    lag[is_binding] = slack[is_binding]
     rank, row, point_rank = _owners(replay, src, dst, kind)
     return Calibrated(replay, src, dst, kind, usual, lag, times, [*replay.ranks], rank, row, point_rank)
 
@@ -96,7 +97,7 @@ def _inner(replay: Replay) -> Bool:
     return found
 
 
-def _base_times(replay: Replay, src: Int64, dst: Int64, inner: Bool) -> Int64:
+def _base_times(replay: Replay, src: Positions, dst: Positions, inner: Bool) -> Int64:
     """Recorded times; of points within a wait, as early as they can be: else the wait would be a cost."""
     times, lag = replay.graph.recorded.copy(), replay.graph.lag
     incoming: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -114,12 +115,13 @@ def _base_times(replay: Replay, src: Int64, dst: Int64, inner: Bool) -> Int64:
 
 
 def _first_of_each(
-    src: Int64, dst: Int64, kind: npt.NDArray[np.int8], behind: Int64, num_points: int, most: int | None = None
-) -> Int64:
+    src: Positions, dst: Positions, kind: npt.NDArray[np.int8], behind: Int64, num_points: int, most: int | None = None
+) -> Positions:
     """Of the edges into each point the one that is least behind, of several that of the first kind; -1 for none."""
-    found, least = np.full(num_points, NONE, dtype=np.int64), np.full(num_points, np.iinfo(np.int64).max)
+    least = np.full(num_points, np.iinfo(np.int64).max)
     np.minimum.at(least, dst, behind)
     fits = np.flatnonzero((behind == least[dst]) & (most is None or least[dst] <= most))
+    found = np.full(num_points, NONE, dtype=np.int32)
     found[dst[fits]] = fits  # right where one alone is least behind
     several = fits[np.bincount(dst[fits], minlength=num_points)[dst[fits]] > 1]
     several = several[np.lexsort((src[several], kind[several], dst[several]))]
@@ -142,9 +144,11 @@ def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, is_binding
     return low
 
 
-def _owners(replay: Replay, src: Int64, dst: Int64, kind: npt.NDArray[np.int8]) -> tuple[Int64, Int64, Int64]:
+def _owners(
+    replay: Replay, src: Positions, dst: Positions, kind: npt.NDArray[np.int8]
+) -> tuple[Positions, Positions, Positions]:
     """Rank and row of each edge, rank of each point."""
-    rank_at, begins, ends = (np.full(replay.graph.num_points, NONE, dtype=np.int64) for _ in range(3))
+    rank_at, begins, ends = (np.full(replay.graph.num_points, NONE, dtype=np.int32) for _ in range(3))
     for number, one in enumerate(replay.ranks.values()):
         goes_on = np.flatnonzero(one.threads.is_segment)
         rank_at[one.threads.points] = number

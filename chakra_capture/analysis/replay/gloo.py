@@ -15,7 +15,7 @@ from chakra_capture.analysis.replay.threads import Threads
 from chakra_capture.merge.rows import CODE
 from chakra_capture.merge.segments import NOBODY
 from chakra_capture.merge.window import Rows
-from chakra_capture.trace.columns import Bool, Int64
+from chakra_capture.trace.columns import Bool, Int64, Positions
 
 # gloo's own threads show each operation from when it is queued until it is done.
 GLOO = "gloo:"
@@ -35,8 +35,8 @@ class GlooOperations:
     """
 
     rows: Int64
-    starts: Int64
-    ends: Int64
+    starts: Positions
+    ends: Positions
     runs: Int64
 
     def __len__(self) -> int:
@@ -50,7 +50,8 @@ class GlooOperations:
 
 def no_gloo() -> GlooOperations:
     """None at all."""
-    return GlooOperations(*(np.zeros(0, dtype=np.int64) for _ in range(4)))
+    none, no_point = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int32)
+    return GlooOperations(none, no_point, no_point, none)
 
 
 def add_gloo(rows: Rows, threads: Threads, graph: Graph) -> GlooOperations:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from chakra_capture.analysis.replay.loops import longest, ordered
 from chakra_capture.errors import ChakraCaptureError
-from chakra_capture.trace.columns import Bool, Int64, is_one_of
+from chakra_capture.trace.columns import Bool, Int64, Ints, Positions, is_one_of
 
 # Where two edges set the same time, the one of the same thread or stream is the reason.
 KINDS = (
@@ -18,7 +18,7 @@ KINDS = (
 )
 CODE = {kind: code for code, kind in enumerate(KINDS)}
 _UNSET = -(1 << 62)
-_Number = TypeVar("_Number", np.int64, np.int8)
+_Number = TypeVar("_Number", np.int64, np.int32, np.int8)
 
 
 class ReplayError(ChakraCaptureError):
@@ -49,8 +49,8 @@ class Graph:
     num_points: int = 0
     num_edges: int = 0
     _recorded: _Grown[np.int64] = field(default_factory=lambda: _Grown(np.int64))
-    _src: _Grown[np.int64] = field(default_factory=lambda: _Grown(np.int64))
-    _dst: _Grown[np.int64] = field(default_factory=lambda: _Grown(np.int64))
+    _src: _Grown[np.int32] = field(default_factory=lambda: _Grown(np.int32))
+    _dst: _Grown[np.int32] = field(default_factory=lambda: _Grown(np.int32))
     _lag: _Grown[np.int64] = field(default_factory=lambda: _Grown(np.int64))
     _kind: _Grown[np.int8] = field(default_factory=lambda: _Grown(np.int8))
 
@@ -59,11 +59,11 @@ class Graph:
         return self._recorded.values
 
     @property
-    def src(self) -> Int64:
+    def src(self) -> Positions:
         return self._src.values
 
     @property
-    def dst(self) -> Int64:
+    def dst(self) -> Positions:
         return self._dst.values
 
     @property
@@ -83,21 +83,21 @@ class Graph:
         """Add a point and return its number."""
         return int(self.points(np.array([recorded], dtype=np.int64))[0])
 
-    def points(self, recorded: Int64) -> Int64:
+    def points(self, recorded: Int64) -> Positions:
         """Add points and return their numbers."""
         first, self.num_points = self.num_points, self.num_points + len(recorded)
         self._recorded.add(recorded)
-        return np.arange(first, self.num_points)
+        return np.arange(first, self.num_points, dtype=np.int32)
 
     def edge(self, src: int, dst: int, lag: int, kind: str) -> int:
         """Add an edge and return its number; ``lag`` (ns) may be negative."""
         return int(self.edges(np.array([src]), np.array([dst]), lag, kind)[0])
 
-    def edges(self, src: Int64, dst: Int64, lag: Int64 | int, kind: str) -> Int64:
+    def edges(self, src: Ints, dst: Ints, lag: Int64 | int, kind: str) -> Int64:
         """Add edges of one kind and return their numbers."""
         first, self.num_edges = self.num_edges, self.num_edges + len(src)
-        self._src.add(src)
-        self._dst.add(dst)
+        self._src.add(src.astype(np.int32, copy=False))
+        self._dst.add(dst.astype(np.int32, copy=False))
         self._lag.add(np.broadcast_to(np.asarray(lag, dtype=np.int64), len(src)))
         self._kind.add(np.full(len(src), CODE[kind], dtype=np.int8))
         return np.arange(first, self.num_edges)
@@ -128,10 +128,10 @@ class Order:
         stands: of each place the earliest time it can have without any edge, ns.
     """
 
-    points: Int64
-    edges: Int64
-    first: Int64
-    src: Int64
+    points: Positions
+    edges: Positions
+    first: Positions
+    src: Positions
     stands: Int64
 
     @classmethod
@@ -142,14 +142,14 @@ class Order:
             ReplayError: the edges go round in a circle.
         """
         src, dst, size = graph.src, graph.dst, graph.num_points
-        num_before = np.bincount(dst, minlength=size)
+        num_before = np.bincount(dst, minlength=size).astype(np.int32)
         points = ordered(_firsts(src, size), dst[np.argsort(src, kind="stable")], num_before)
         if len(points) < size:
             raise _circle(graph, points)
-        place = np.empty(size, dtype=np.int64)
-        place[points] = np.arange(size)
+        place = np.empty(size, dtype=np.int32)
+        place[points] = np.arange(size, dtype=np.int32)
         at = place[dst]
-        edges = np.argsort(at, kind="stable")
+        edges = np.argsort(at, kind="stable").astype(np.int32)
         stands = np.where(num_before == 0, graph.recorded, _UNSET)
         stands[[*graph.anchors]] = [*graph.anchors.values()]
         return cls(points, edges, _firsts(at, size), place[src[edges]], stands[points])
@@ -161,12 +161,12 @@ class Order:
         return times
 
 
-def _firsts(number: Int64, size: int) -> Int64:
+def _firsts(number: Ints, size: int) -> Positions:
     """Of each number where it begins among them when they are sorted, and the end."""
-    return np.append(0, np.cumsum(np.bincount(number, minlength=size)))
+    return np.append(0, np.cumsum(np.bincount(number, minlength=size))).astype(np.int32)
 
 
-def _circle(graph: Graph, reached: Int64) -> ReplayError:
+def _circle(graph: Graph, reached: Positions) -> ReplayError:
     is_left = np.ones(graph.num_points, dtype=bool)
     is_left[reached] = False
     kinds = Counter(KINDS[code] for code in graph.kind[is_left[graph.dst]].tolist())

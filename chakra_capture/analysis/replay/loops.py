@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Int64, Positions
 from chakra_capture.trace.compiled import load
 
 _LIBRARY, _INTERFACE = Path(__file__).with_name("_loops"), 1
@@ -16,7 +16,7 @@ def is_built() -> bool:
     return load(_LIBRARY, _INTERFACE) is not None
 
 
-def ordered(first: Int64, following: Int64, num_before: Int64, *, compiled: bool = True) -> Int64:
+def ordered(first: Positions, following: Positions, num_before: Positions, *, compiled: bool = True) -> Positions:
     """Points, each after those that it waits for; those that wait in a circle are left out.
 
     Args:
@@ -26,7 +26,7 @@ def ordered(first: Int64, following: Int64, num_before: Int64, *, compiled: bool
     """
     missing, library = num_before.copy(), load(_LIBRARY, _INTERFACE) if compiled else None
     if library is not None:
-        order = np.empty(len(missing), dtype=np.int64)
+        order = np.empty(len(missing), dtype=np.int32)
         count = library.cc_order(_count(len(order)), *map(_pointer, (first, following, missing, order)))
         return order[:count]
     firsts, followers, left = first.tolist(), following.tolist(), missing.tolist()
@@ -36,10 +36,10 @@ def ordered(first: Int64, following: Int64, num_before: Int64, *, compiled: bool
             left[follower] -= 1
             if not left[follower]:
                 found.append(follower)
-    return np.array(found, dtype=np.int64)
+    return np.array(found, dtype=np.int32)
 
 
-def longest(first: Int64, src: Int64, lag: Int64, stands: Int64, *, compiled: bool = True) -> Int64:
+def longest(first: Positions, src: Positions, lag: Int64, stands: Int64, *, compiled: bool = True) -> Int64:
     """When each place is reached; all places that it waits for stand before it.
 
     Args:
@@ -51,7 +51,7 @@ def longest(first: Int64, src: Int64, lag: Int64, stands: Int64, *, compiled: bo
     library = load(_LIBRARY, _INTERFACE) if compiled else None
     if library is not None:
         times = stands.copy()
-        library.cc_longest(_count(len(times)), *map(_pointer, (first, src, lag, times)))
+        library.cc_longest(_count(len(times)), _pointer(first), _pointer(src), _pointer(lag), _pointer(times))
         return times
     firsts, sources, lags, reached = first.tolist(), src.tolist(), lag.tolist(), stands.tolist()
     for place, earliest in enumerate(reached):
@@ -62,12 +62,12 @@ def longest(first: Int64, src: Int64, lag: Int64, stands: Int64, *, compiled: bo
     return np.array(reached, dtype=np.int64)
 
 
-def walk(before: Int64, times: Int64, end: int, begin_ns: int, *, compiled: bool = True) -> Int64 | None:
+def walk(before: Positions, times: Int64, end: int, begin_ns: int, *, compiled: bool = True) -> Positions | None:
     """Points from ``end`` back over ``before`` (-1: none) down to a time; None where they go round in a circle."""
     library = load(_LIBRARY, _INTERFACE) if compiled else None
     if library is not None:
-        points = np.empty(len(before), dtype=np.int64)
-        begin, point = ctypes.c_int64(begin_ns), ctypes.c_int64(end)
+        points = np.empty(len(before), dtype=np.int32)
+        begin, point = ctypes.c_int64(begin_ns), ctypes.c_int32(end)
         count = library.cc_walk(_pointer(before), _pointer(times), begin, point, _count(len(before)), _pointer(points))
         return points[: int(count)].copy() if count >= 0 else None
     found, earlier, time_of, at = list[int](), before.tolist(), times.tolist(), end
@@ -76,14 +76,13 @@ def walk(before: Int64, times: Int64, end: int, begin_ns: int, *, compiled: bool
             return None
         found.append(at)
         at = earlier[at]
-    return np.array(found, dtype=np.int64)
+    return np.array(found, dtype=np.int32)
 
 
 def _count(size: int) -> ctypes.c_int64:
     return ctypes.c_int64(size)
 
 
-def _pointer(array: Int64) -> ctypes.c_void_p:
-    assert array.dtype == np.int64
+def _pointer(array: Int64 | Positions) -> ctypes.c_void_p:
     assert array.flags.c_contiguous
     return ctypes.c_void_p(array.ctypes.data)

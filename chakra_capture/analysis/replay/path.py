@@ -7,7 +7,7 @@ import numpy as np
 from chakra_capture.analysis.replay.calibrated import NONE, Calibrated
 from chakra_capture.analysis.replay.graph import KINDS, ReplayError
 from chakra_capture.analysis.replay.loops import walk
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Int64, Positions, pick
 
 _IS_LAG = np.array([kind not in ("thread", "run", "hand_over", "input", "collective", "begin") for kind in KINDS])
 
@@ -24,9 +24,9 @@ class Stretches:
 
     begin: Int64
     end: Int64
-    edge: Int64
+    edge: Positions
     excess: Int64
-    point: Int64
+    point: Positions
 
 
 class Walker:
@@ -35,7 +35,7 @@ class Walker:
     def __init__(self, model: Calibrated, times: Int64, lag: Int64) -> None:
         self._model, self._times, self._lag = model, times, lag
         self._reasons = model.reasons(times, lag)
-        self._before = np.where(self._reasons == NONE, NONE, model.src[self._reasons] if len(model.src) else NONE)
+        self._before = pick(model.src, self._reasons, NONE)
 
     def walk(self, end: int, begin_ns: int) -> Stretches:
         """Give the parts of the path to a point, the last first, back to a time: their sum is the time between.

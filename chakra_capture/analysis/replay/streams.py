@@ -107,7 +107,7 @@ def _in_order_of_calls(rows: Rows, threads: Threads, found: Activities) -> tuple
     wait = np.flatnonzero(is_call & rows.named(lambda name: "StreamWaitEvent" in name))
     launched = np.flatnonzero((found.call >= 0) & is_call[found.call]) if len(rows) else found.rows
     place = np.append(np.full(len(wait), -1), launched)
-    call = np.append(wait, found.call[launched])
+    call = np.append(wait, found.call[launched].astype(np.int64))
     turn = np.empty(len(rows), dtype=np.int64)
     turn[threads.rows] = np.arange(len(threads.rows))
     is_item = place >= 0

@@ -12,7 +12,7 @@ from chakra_capture.analysis.replay.arrays import by_appearance, ranges
 from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.merge.segments import NOBODY, Cut, cut
 from chakra_capture.merge.window import Rows, on_active_threads
-from chakra_capture.trace.columns import MISSING, Bool, Int64
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Ints, Positions, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +37,13 @@ class Threads:
     track: Int64
     first: Int64
     times: Int64
-    owners: Int64
+    owners: Positions
     costs: Int64
     inner: Bool
-    points: Int64
-    rows: Int64
-    begins: Int64
-    ends: Int64
+    points: Positions
+    rows: Positions
+    begins: Positions
+    ends: Positions
     end_ns: Int64
 
     def __len__(self) -> int:
@@ -70,31 +70,32 @@ class Threads:
         at = marks.start + int(np.searchsorted(self.times[marks], time, "right")) - 1
         return at if at >= marks.start else NOBODY
 
-    def set_costs(self, begin: Int64, end: Int64, cost: Int64) -> None:
+    def set_costs(self, begin: Ints, end: Ints, cost: Int64) -> None:
         """Have the segments between two marks cost ``cost`` together."""
         self.costs[ranges(begin, end)] = 0
         is_there = begin < end
         self.costs[begin[is_there]] = cost[is_there]
         self.inner[ranges(begin + 1, end)] = True
 
-    def called(self, rows: Rows, row: Int64) -> Int64:
+    def called(self, rows: Rows, row: Int64) -> Positions:
         """The calls on active threads that launched some rows; -1 for none."""
         call = rows.launch[row]
-        return np.where((call >= 0) & (self.begins[call] >= 0), call, -1) if len(rows) else call
+        return np.where((call >= 0) & (self.begins[call] >= 0), call, np.int32(-1)) if len(rows) else call
 
 
 def read_threads(rows: Rows, graph: Graph) -> Threads:
     """Cut all active threads into segments and put their points into the graph."""
-    chosen = np.flatnonzero(on_active_threads(rows))
+    chosen = np.flatnonzero(on_active_threads(rows)).astype(np.int32)
     track, thread = by_appearance(rows.track[chosen])
     found = cut(thread, rows.start[chosen], rows.end[chosen], rows.is_step[chosen])
     first_row = np.searchsorted(thread[found.order], np.arange(len(track) + 1))
     first, times = _marks(found, rows.start[chosen][found.order][first_row[:-1]])
-    owners, costs = np.full(len(times), NOBODY), np.zeros(len(times), dtype=np.int64)
+    owners, costs = np.full(len(times), NOBODY, dtype=np.int32), np.zeros(len(times), dtype=np.int64)
     segment = np.arange(len(found.track)) + found.track
-    owners[segment] = np.where(found.owner == NOBODY, NOBODY, chosen[found.owner] if len(chosen) else NOBODY)
+    owners[segment] = pick(chosen, found.owner, NOBODY)
     costs[segment] = found.end - found.begin
-    begins, ends, end_ns = (np.full(len(rows), none) for none in (NOBODY, NOBODY, MISSING))
+    begins, ends = (np.full(len(rows), NOBODY, dtype=np.int32) for _ in range(2))
+    end_ns = np.full(len(rows), MISSING)
     end_ns[chosen] = found.row_end
     ordered = chosen[found.order]
     for number in range(len(track)):

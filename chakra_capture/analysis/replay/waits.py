@@ -16,7 +16,7 @@ from chakra_capture.analysis.replay.graph import Graph
 from chakra_capture.analysis.replay.threads import Threads
 from chakra_capture.merge.rows import CODE
 from chakra_capture.merge.window import Rows
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Int64, Positions
 
 _DEVICE_WIDE = ("DeviceSynchronize", "CtxSynchronize")
 _SYNCS = (*_DEVICE_WIDE, "StreamSynchronize", "EventSynchronize")
@@ -156,7 +156,7 @@ def add_full_queues(rows: Rows, threads: Threads, found: Activities, graph: Grap
     return len(full)
 
 
-def _usual_durations(rows: Rows, threads: Threads, calls: Int64) -> Int64:
+def _usual_durations(rows: Rows, threads: Threads, calls: Positions) -> Int64:
     """Of each call the median of those of its name that launch anything."""
     is_call = np.zeros(len(rows), dtype=bool)
     is_call[calls] = True

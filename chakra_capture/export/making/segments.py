@@ -6,7 +6,7 @@ import numpy as np
 
 from chakra_capture.merge.segments import NOBODY, cut
 from chakra_capture.merge.window import Rows, on_active_threads
-from chakra_capture.trace.columns import Bool, Int64
+from chakra_capture.trace.columns import Bool, Int64, Positions, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,6 @@ def cut_threads(rows: Rows) -> Segments:
     return Segments(found.track, found.begin, found.end, _rows(chosen, found.owner), parent, row_end, is_active)
 
 
-def _rows(chosen: Int64, places: Int64) -> Int64:
+def _rows(chosen: Int64, places: Positions) -> Int64:
     """Rows by their places among the chosen ones."""
-    return np.where(places >= 0, chosen[np.maximum(places, 0)], NOBODY) if len(chosen) else places
+    return pick(chosen, places, NOBODY)
