@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chakra_capture.analysis.replay.loops import is_built, longest, ordered, walk
+from chakra_capture.analysis.replay.loops import Edges, Into, is_built, longest, ordered, reasons, walk
 from chakra_capture.merge import nest
 
 NONE = -1
@@ -44,16 +44,37 @@ def test_every_point_comes_after_those_it_waits_for_and_those_in_a_circle_are_le
     assert all(order.index(src) < order.index(dst) for src, dst in edges.tolist() if dst not in left)
 
 
-@given(EDGES, TIMES, st.data())
-def test_a_place_is_reached_by_the_latest_of_its_edges_or_stands_later(edges, stands, data):
-    edges = sorted((max(pair), min(pair)) for pair in edges if pair[0] != pair[1])
+@given(EDGES, TIMES, st.permutations(range(8)), st.data())
+def test_a_point_is_reached_by_the_latest_of_its_edges_or_stands_later(edges, stands, order, data):
+    edges = [tuple(sorted(pair, key=order.index)) for pair in edges if pair[0] != pair[1]]
     lags = data.draw(st.lists(st.integers(-9, 9), min_size=len(edges), max_size=len(edges)))
-    dst, src = places(edges).reshape(-1, 2).T.copy()
-    times = both(longest, firsts(dst), src, np.array(lags, dtype=np.int64), np.array(stands))
+    src, dst = places(edges).reshape(-1, 2).T.copy()
+    at = np.array([order.index(point) for point in dst.tolist()], dtype=np.int64)
+    by_place = places(np.argsort(at, kind="stable"))
+    into = Into(places(order), firsts(at), by_place, src[by_place])
+    times = both(longest, into, np.array(lags, dtype=np.int64), np.array(stands))
 
-    for place, time in enumerate(times.tolist()):
-        into = zip(edges, lags, strict=True)
-        assert time == max([stands[place], *(int(times[a]) + lag for (b, a), lag in into if b == place)])
+    for point, time in enumerate(times.tolist()):
+        reached = [int(times[a]) + lag for (a, b), lag in zip(edges, lags, strict=True) if b == point]
+        assert time == max([stands[point], *reached])
+
+
+@given(EDGES, TIMES, st.sampled_from([-3, 0, 50]), st.data())
+def test_the_reason_of_a_point_is_the_edge_that_it_is_least_behind(edges, times, most, data):
+    each = {"min_size": len(edges), "max_size": len(edges)}
+    lags = data.draw(st.lists(st.integers(-9, 9), **each))
+    kinds = data.draw(st.lists(st.integers(0, 2), **each))
+    src, dst = places(edges).reshape(-1, 2).T.copy()
+    kind = np.array(kinds, dtype=np.int8)
+    found = both(reasons, Edges(src, dst, kind), np.array(lags, dtype=np.int64), np.array(times), most)
+
+    for point, edge in enumerate(found.tolist()):
+        into = [
+            (times[point] - times[a] - lag, kind, a, number)
+            for number, ((a, b), lag, kind) in enumerate(zip(edges, lags, kinds, strict=True))
+            if b == point and times[point] - times[a] - lag <= most
+        ]
+        assert edge == (min(into)[3] if into else NONE)
 
 
 @given(st.lists(st.integers(NONE, 7), min_size=8, max_size=8), TIMES, st.integers(NONE, 7), st.integers(-50, 50))

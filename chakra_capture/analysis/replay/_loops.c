@@ -24,17 +24,40 @@ int64_t cc_order(int64_t size, const int32_t *first, const int32_t *next, int32_
     return found;
 }
 
-/* Has every place reached by the latest of its edges, or stand at its time, if that is later. */
-void cc_longest(int64_t size, const int32_t *first, const int32_t *src, const int64_t *lag, int64_t *times)
+/* Has every point, in their order, reached by the latest of its edges, or stand at its time, if that is later.
+ * first: of each place in the order where the edges to its point begin in edges and src, and the end. */
+void cc_longest(int64_t size, const int32_t *points, const int32_t *first, const int32_t *edges, const int32_t *src,
+                const int64_t *lag, int64_t *times)
 {
     for (int64_t place = 0; place < size; place++) {
-        int64_t time = times[place];
-        for (int32_t edge = first[place]; edge < first[place + 1]; edge++) {
-            int64_t reached = times[src[edge]] + lag[edge];
+        int64_t time = times[points[place]];
+        for (int32_t at = first[place]; at < first[place + 1]; at++) {
+            int64_t reached = times[src[at]] + lag[edges[at]];
             if (reached > time)
                 time = reached;
         }
-        times[place] = time;
+        times[points[place]] = time;
+    }
+}
+
+/* Of the edges to each point the one that its time is least behind, then that of the first kind, then that from the
+ * first point; none (found stays) that it is further behind than most. */
+void cc_reasons(int64_t size, const int32_t *src, const int32_t *dst, const int8_t *kind, const int64_t *lag,
+                const int64_t *times, int64_t most, int32_t *found)
+{
+    for (int64_t edge = 0; edge < size; edge++) {
+        int32_t best = found[dst[edge]];
+        int64_t reached = times[src[edge]] + lag[edge];
+        if (times[dst[edge]] - reached > most)
+            continue;
+        if (best >= 0) {
+            int64_t before = times[src[best]] + lag[best];
+            if (reached < before)
+                continue;
+            if (reached == before && (kind[edge] > kind[best] || (kind[edge] == kind[best] && src[edge] >= src[best])))
+                continue;
+        }
+        found[dst[edge]] = (int32_t)edge;
     }
 }
 

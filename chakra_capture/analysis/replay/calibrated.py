@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from chakra_capture.analysis.replay.graph import CODE, ReplayError
+from chakra_capture.analysis.replay.loops import Edges, reasons
 from chakra_capture.analysis.replay.replay import Replay
 from chakra_capture.trace.columns import Bool, Int64, Positions, is_one_of
 
 _LEARNED = ("launch", "stream_order", "sync", "queue", "event_wait", "contention")
 _OF_ONE_CLASS = ("event_wait", "contention")
 _FEW = 10
+_ANY = np.iinfo(np.int64).max
 NONE = -1
 # The lag of an edge that is taken away.
 NEVER = -(1 << 60)
@@ -63,9 +65,7 @@ class Calibrated:
 
     def reasons(self, times: Int64, lag: Int64) -> Positions:
         """The edge that sets the time of each point, -1 for none."""
-        return _first_of_each(
-            self.src, self.dst, self.kind, times[self.dst] - times[self.src] - lag, len(times), most=0
-        )
+        return reasons(Edges(self.src, self.dst, self.kind), lag, times, 0)
 
 
 def calibrate(replay: Replay) -> Calibrated:
@@ -76,7 +76,7 @@ def calibrate(replay: Replay) -> Calibrated:
     times = _base_times(replay, src, dst, inner)
     slack = times[dst] - times[src]
     is_binding = np.zeros(len(src), dtype=bool)
-    binding = _first_of_each(src, dst, kind, slack - usual, len(times))
+    binding = reasons(Edges(src, dst, kind), usual, times, _ANY)
     is_binding[binding[binding != NONE]] = True
     stands = np.zeros(len(times), dtype=bool)
     anchored, when = (np.array([*side], dtype=np.int64) for side in (graph.anchors.keys(), graph.anchors.values()))
@@ -112,22 +112,6 @@ def _base_times(replay: Replay, src: Positions, dst: Positions, inner: Bool) -> 
     for point in order:
         times[point] = min(times[point], max(int(times[source]) + cost for source, cost in incoming[point]))
     return times
-
-
-def _first_of_each(
-    src: Positions, dst: Positions, kind: npt.NDArray[np.int8], behind: Int64, num_points: int, most: int | None = None
-) -> Positions:
-    """Of the edges into each point the one that is least behind, of several that of the first kind; -1 for none."""
-    least = np.full(num_points, np.iinfo(np.int64).max)
-    np.minimum.at(least, dst, behind)
-    fits = np.flatnonzero((behind == least[dst]) & (most is None or least[dst] <= most))
-    found = np.full(num_points, NONE, dtype=np.int32)
-    found[dst[fits]] = fits  # right where one alone is least behind
-    several = fits[np.bincount(dst[fits], minlength=num_points)[dst[fits]] > 1]
-    several = several[np.lexsort((src[several], kind[several], dst[several]))]
-    # Of several that are written the last one stays.
-    found[dst[several][::-1]] = several[::-1]
-    return found
 
 
 def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, is_binding: Bool) -> Int64:

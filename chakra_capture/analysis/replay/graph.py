@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from chakra_capture.analysis.replay.loops import longest, ordered
+from chakra_capture.analysis.replay.loops import Into, longest, ordered
 from chakra_capture.errors import ChakraCaptureError
 from chakra_capture.trace.columns import Bool, Int64, Ints, Positions, is_one_of
 
@@ -121,17 +121,10 @@ class Order:
     """The points of a graph in an order in which they can be reached; what of it does not change with the lags.
 
     Attributes:
-        points: by place in the order.
-        edges: by the place that they lead to.
-        first: of each place its first edge among those, and the end.
-        src: of each of these edges the place that it leaves.
-        stands: of each place the earliest time it can have without any edge, ns.
+        stands: of each point the earliest time it can have without any edge, ns.
     """
 
-    points: Positions
-    edges: Positions
-    first: Positions
-    src: Positions
+    into: Into
     stands: Int64
 
     @classmethod
@@ -152,13 +145,11 @@ class Order:
         edges = np.argsort(at, kind="stable").astype(np.int32)
         stands = np.where(num_before == 0, graph.recorded, _UNSET)
         stands[[*graph.anchors]] = [*graph.anchors.values()]
-        return cls(points, edges, _firsts(at, size), place[src[edges]], stands[points])
+        return cls(Into(points, _firsts(at, size), edges, src[edges]), stands)
 
     def solve(self, lag: Int64) -> Int64:
         """Times of all points, ns."""
-        times = np.empty(len(self.points), dtype=np.int64)
-        times[self.points] = longest(self.first, self.src, lag[self.edges], self.stands)
-        return times
+        return longest(self.into, lag, self.stands)
 
 
 def _firsts(number: Ints, size: int) -> Positions:

@@ -1,11 +1,13 @@
 """Loops over the points of a graph, each of which needs what an earlier one gave."""
 
 import ctypes
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from chakra_capture.trace.columns import Int64, Positions
+from chakra_capture.trace.columns import Int64, Ints, Positions
 from chakra_capture.trace.compiled import load
 
 _LIBRARY, _INTERFACE = Path(__file__).with_name("_loops"), 1
@@ -39,27 +41,73 @@ def ordered(first: Positions, following: Positions, num_before: Positions, *, co
     return np.array(found, dtype=np.int32)
 
 
-def longest(first: Positions, src: Positions, lag: Int64, stands: Int64, *, compiled: bool = True) -> Int64:
-    """When each place is reached; all places that it waits for stand before it.
+@dataclass(frozen=True, slots=True)
+class Into:
+    """Points in an order in which they can be reached, and the edges that lead to them.
+
+    Attributes:
+        points: by place in the order.
+        first: of each place where the edges to its point begin among ``edges``, and the end.
+        edges: by the place that they lead to.
+        src: of each of these the point that it leaves.
+    """
+
+    points: Positions
+    first: Positions
+    edges: Positions
+    src: Positions
+
+
+def longest(into: Into, lag: Int64, stands: Int64, *, compiled: bool = True) -> Int64:
+    """When each point is reached.
 
     Args:
-        first: of each place its first edge, and the end.
-        src: of each edge the place that it leaves.
-        stands: the earliest time of each place.
+        lag: of each edge.
+        stands: the earliest time of each point.
         compiled: as for ``ordered``.
     """
     library = load(_LIBRARY, _INTERFACE) if compiled else None
     if library is not None:
         times = stands.copy()
-        library.cc_longest(_count(len(times)), _pointer(first), _pointer(src), _pointer(lag), _pointer(times))
+        arrays = (into.points, into.first, into.edges, into.src)
+        library.cc_longest(_count(len(times)), *map(_pointer, arrays), _pointer(lag), _pointer(times))
         return times
-    firsts, sources, lags, reached = first.tolist(), src.tolist(), lag.tolist(), stands.tolist()
-    for place, earliest in enumerate(reached):
-        time = earliest
-        for edge in range(firsts[place], firsts[place + 1]):
-            time = max(time, reached[sources[edge]] + lags[edge])
-        reached[place] = time
+    first, sources, lags, reached = into.first.tolist(), into.src.tolist(), lag[into.edges].tolist(), stands.tolist()
+    for place, point in enumerate(into.points.tolist()):
+        time = reached[point]
+        for at in range(first[place], first[place + 1]):
+            time = max(time, reached[sources[at]] + lags[at])
+        reached[point] = time
     return np.array(reached, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Edges of a graph: points, and a number for the kind of each."""
+
+    src: Positions
+    dst: Positions
+    kind: npt.NDArray[np.int8]
+
+
+def reasons(edges: Edges, lag: Int64, times: Int64, most: int, *, compiled: bool = True) -> Positions:
+    """Of the edges to each point the one that its time is least behind, of several that of the first kind; -1 for none.
+
+    Args:
+        most: how far its time may be behind, ns.
+        compiled: as for ``ordered``.
+    """
+    src, dst, kind = edges.src, edges.dst, edges.kind
+    found, library = np.full(len(times), -1, dtype=np.int32), load(_LIBRARY, _INTERFACE) if compiled else None
+    if library is not None:
+        arrays, end = (src, dst, kind, lag, times), ctypes.c_int64(most)
+        library.cc_reasons(_count(len(src)), *(_pointer(one) for one in arrays), end, _pointer(found))
+        return found
+    behind = times[dst] - times[src] - lag
+    order = np.lexsort((src, kind, behind, dst))
+    order = order[behind[order] <= most]
+    found[dst[order][::-1]] = order[::-1]  # of several that are written the last one stays
+    return found
 
 
 def walk(before: Positions, times: Int64, end: int, begin_ns: int, *, compiled: bool = True) -> Positions | None:
@@ -83,6 +131,6 @@ def _count(size: int) -> ctypes.c_int64:
     return ctypes.c_int64(size)
 
 
-def _pointer(array: Int64 | Positions) -> ctypes.c_void_p:
+def _pointer(array: Ints) -> ctypes.c_void_p:
     assert array.flags.c_contiguous
     return ctypes.c_void_p(array.ctypes.data)
