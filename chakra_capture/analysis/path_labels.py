@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from chakra_capture.analysis.replay.calibrated import NONE, Calibrated
@@ -127,22 +128,25 @@ class _RankLabels:
     def __init__(self, model: Calibrated, number: int) -> None:
         self._one, self._rank = model.replay.ranks[model.ranks[number]], model.ranks[number]
         self._num_phases = len(self._one.rows.phase.values) + 1
-        self.edges = np.flatnonzero(model.rank == number)
+        mine = model.rank == number
+        self.edges = slice(None) if mine.all() else np.flatnonzero(mine)
         row, kind = model.row[self.edges], model.kind[self.edges]
-        of_kind = np.array([_NUMBER[_LAGS[name]] if name in _LAGS else _OF_ROW for name in KINDS])[kind]
+        of_lag = [_NUMBER[_LAGS[name]] if name in _LAGS else _OF_ROW for name in KINDS]
+        of_kind = np.array(of_lag, dtype=np.int8)[kind]
         category = np.where(of_kind == _OF_ROW, pick(self._category, row, _NUMBER["python"]), of_kind)
-        phase = self._phase_of(row, model.dst[self.edges])
-        name = pick(self._one.rows.name.codes.astype(np.int64), row, NONE)
-        key = ((name + 1) * self._num_phases + phase + 1) * len(CATEGORIES) + category
+        key = pick(self._one.rows.name.codes.astype(np.int32), row, NONE)
+        # No int64: these are as many as the edges, and memory that is touched is what takes the time.
+        key = (key + 1) * np.int32(self._num_phases) + self._phase_of(row, model.dst[self.edges]) + 1
+        key = key * np.int32(len(CATEGORIES)) + category
         is_used = np.zeros((int(key.max(initial=0)) // len(CATEGORIES) + 1, len(CATEGORIES)), dtype=bool)
         is_used.reshape(-1)[key] = True
         is_used[is_used.any(axis=1), _NUMBER["unexplained"]] = True
         is_used[0, [_NUMBER[name] for name in _ROOTLESS]] = True
         self.key = np.flatnonzero(is_used)
-        self._label = np.cumsum(is_used) - 1
+        self._label = (np.cumsum(is_used) - 1).astype(np.int32)
         self.of_edge = self._label[key]
 
-    def with_category(self, category: str, key: Int64) -> Int64:
+    def with_category(self, category: str, key: Int64) -> Positions:
         """Labels that are as others, but of another category."""
         return self._label[key // len(CATEGORIES) * len(CATEGORIES) + _NUMBER[category]]
 
@@ -161,7 +165,7 @@ class _RankLabels:
         )
 
     @property
-    def _category(self) -> Int64:
+    def _category(self) -> npt.NDArray[np.int8]:
         """Category of each row where it runs itself."""
         rows = self._one.rows
         is_gloo = np.zeros(len(rows), dtype=bool)
@@ -174,7 +178,7 @@ class _RankLabels:
             ("runtime", rows.is_kind("runtime")),
         ]
         found = np.select([mask for _, mask in chosen], [_NUMBER[name] for name, _ in chosen], _NUMBER["op"])
-        return np.asarray(found, dtype=np.int64)
+        return found.astype(np.int8)
 
     def _phase_of(self, row: Positions, point: Positions) -> Positions:
         """Phase of what ends at points; ``row`` -1 for nobody's."""

@@ -75,15 +75,14 @@ def calibrate(replay: Replay) -> Calibrated:
     inner = _inner(replay)
     times = _base_times(replay, src, dst, inner)
     slack = times[dst] - times[src]
-    is_binding = np.zeros(len(src), dtype=bool)
     binding = reasons(Edges(src, dst, kind), usual, times, _ANY)
-    is_binding[binding[binding != NONE]] = True
-    stands = np.zeros(len(times), dtype=bool)
     anchored, when = (np.array([*side], dtype=np.int64) for side in (graph.anchors.keys(), graph.anchors.values()))
-    stands[anchored[when == graph.recorded[anchored]]] = True
-    is_binding &= ~stands[dst] & ~inner[dst]
-    lag = np.minimum(_low_lags(kind, usual, slack, is_binding), slack)
-    lag[is_binding] = slack[is_binding]
+    binding[anchored[when == graph.recorded[anchored]]] = NONE
+    binding[inner] = NONE
+    binding = binding[binding != NONE]
+    lag = _low_lags(kind, usual, slack, binding)
+    np.minimum(lag, slack, out=lag)
+    lag[binding] = slack[binding]
     rank, row, point_rank = _owners(replay, src, dst, kind)
     return Calibrated(replay, src, dst, kind, usual, lag, times, [*replay.ranks], rank, row, point_rank)
 
@@ -114,16 +113,16 @@ def _base_times(replay: Replay, src: Positions, dst: Positions, inner: Bool) -> 
     return times
 
 
-def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, is_binding: Bool) -> Int64:
+def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, binding: Positions) -> Int64:
     """Of each edge the 10th percentile of its class's lags where they set a time."""
     low = usual.copy()
     for name in _LEARNED:
-        of_kind = kind == CODE[name]
+        of_kind, setting = np.flatnonzero(kind == CODE[name]), binding[kind[binding] == CODE[name]]
         # A class has one usual lag, but events, whose lag is cut to what was recorded.
         for lag in [None] if name in _OF_ONE_CLASS else np.unique(usual[of_kind]).tolist():
-            alike = of_kind if lag is None else of_kind & (usual == lag)
-            seen = slack[alike & is_binding]
+            seen = slack[setting if lag is None else setting[usual[setting] == lag]]
             if len(seen) >= _FEW:
+                alike = of_kind if lag is None else of_kind[usual[of_kind] == lag]
                 low[alike] = np.percentile(seen, 10).astype(np.int64)
     return low
 
@@ -147,5 +146,7 @@ def _owners(
     ):
         chosen = np.flatnonzero(is_one_of(kind, [CODE[name] for name in kinds]))
         row[chosen] = owner[side[chosen]]
-    rank = np.where(rank_at[dst] == NONE, rank_at[src], rank_at[dst])
+    rank = rank_at[dst]
+    between = np.flatnonzero(rank == NONE)
+    rank[between] = rank_at[src[between]]
     return rank, row, rank_at

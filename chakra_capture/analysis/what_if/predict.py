@@ -84,8 +84,7 @@ class WindowModel:
 
     def _spans(self, one: RankScore) -> Iterator[Span]:
         times = self.model.times
-        points = self._all[one.rank]
-        yield Span(one.rank, None, int(times[points].max() - times[points].min()), one.window.error)
+        yield Span(one.rank, None, int(np.ptp(times[self._all[one.rank]])), one.window.error)
         errors: dict[int | None, list[float]] = defaultdict(list)
         for step in one.steps:
             errors[step.step].append(step.error)
@@ -98,8 +97,7 @@ class WindowModel:
         ends = self._overlapped_ends(times) if Switch.OVERLAP_COMM in changes.switches else {}
         found = []
         for one in self.scores:
-            points = self._all[one.rank]
-            found.append(int(times[points].max() - times[points].min()))
+            found.append(int(np.ptp(times[self._all[one.rank]])))
             for _, begin, end in self._steps[one.rank]:
                 found.append(int(max(times[end], ends.get(end, times[end])) - times[begin]))
         return found
