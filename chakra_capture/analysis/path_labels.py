@@ -89,13 +89,12 @@ class Labels:
 
     def of(self, rank: int, found: Stretches) -> Labelled:
         """Label the stretches of a rank's path; what is much more than usual becomes a part of its own."""
-        excess = np.where(found.excess > _UNEXPLAINED_NS, found.excess, 0)
-        label, cut = pick(self._of_edge, found.edge, NONE), found.end - excess
-        for at in np.flatnonzero(label == NONE).tolist():
+        label = pick(self._of_edge, found.edge, NONE)
+        for at in np.flatnonzero(found.edge == NONE).tolist():
             label[at] = self._before(rank, int(found.point[at]))
-        more = excess > 0
-        if not more.any():
-            return Labelled(label, found.begin, found.end)
+        is_more = found.excess > _UNEXPLAINED_NS
+        more, cut = found.lags[is_more], found.end.copy()
+        cut[more] -= found.excess[is_more]
         usual = found.begin < cut
         return Labelled(
             np.append(label[usual], self._more[label[more]]),

@@ -18,15 +18,17 @@ class Stretches:
 
     Attributes:
         edge: why a part took its time; -1 where nothing says what the point before it waited for.
-        excess: how much of it is more than the lag that edges of its class usually have.
         point: where it ends, unless a later one begins before that.
+        lags: places of the parts that are a lag.
+        excess: of these how much is more than the lag that edges of their class usually have.
     """
 
     begin: Int64
     end: Int64
     edge: Positions
-    excess: Int64
     point: Positions
+    lags: Int64
+    excess: Int64
 
 
 class Walker:
@@ -52,13 +54,13 @@ class Walker:
                 f"The path to point {end} of {len(self._times)} goes round in a circle; a path needs an order. "
                 "This is a fault of the replay: please report it with the trace."
             )
-        until = np.minimum.accumulate(self._times[points])
-        last = self._before[points[-1]] if len(points) else end
+        end_ns, last = self._times[points], self._before[points[-1]] if len(points) else end
+        np.minimum.accumulate(end_ns, out=end_ns)
         first = begin_ns if last == NONE else max(int(self._times[last]), begin_ns)
-        begin = np.append(until[1:], np.minimum(until[-1:], first))
-        edge, lasts = self._reasons[points], begin < until
-        over = np.zeros(len(points), dtype=np.int64)
-        is_lag = (edge != NONE) & _IS_LAG[self._model.kind[edge]]
-        over[is_lag] = self._lag[edge[is_lag]] - np.maximum(self._model.usual[edge[is_lag]], 0)
-        excess = np.clip(over, 0, until - begin)
-        return Stretches(begin[lasts], until[lasts], edge[lasts], excess[lasts], points[lasts])
+        begin = np.append(end_ns[1:], np.minimum(end_ns[-1:], first))
+        lasts = begin < end_ns
+        points, begin, end_ns = points[lasts], begin[lasts], end_ns[lasts]
+        edge = self._reasons[points]
+        late = np.flatnonzero((edge != NONE) & _IS_LAG[self._model.kind[edge]])
+        over = self._lag[edge[late]] - np.maximum(self._model.usual[edge[late]], 0)
+        return Stretches(begin, end_ns, edge, points, late, np.clip(over, 0, end_ns[late] - begin[late]))
