@@ -118,7 +118,8 @@ def walk(before: Positions, times: Int64, end: int, begin_ns: int, *, compiled: 
         begin, point = ctypes.c_int64(begin_ns), ctypes.c_int32(end)
         count = library.cc_walk(_pointer(before), _pointer(times), begin, point, _count(len(before)), _pointer(points))
         return points[: int(count)].copy() if count >= 0 else None
-    found, earlier, time_of, at = list[int](), before.tolist(), times.tolist(), end
+    # Views: of many walks each sees a part of the points alone.
+    found, earlier, time_of, at = list[int](), before.data, times.data, end
     while at >= 0 and time_of[at] > begin_ns:
         if len(found) == len(earlier):
             return None
