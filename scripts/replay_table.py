@@ -12,17 +12,18 @@ import argparse
 from pathlib import Path
 
 from chakra_capture.analysis.replay.replay import RULES, replay
-from chakra_capture.analysis.replay.rows import Rows
 from chakra_capture.analysis.replay.run import windows_of
 from chakra_capture.analysis.replay.score import RankScore, score
+from chakra_capture.merge.window import Rows
+from chakra_capture.trace.columns import Int64
 from chakra_capture.trace.merged import MergedRun, MergedTrace
 
 WAITS = frozenset({"sync", "blocking_copies", "full_queue"})
 
 
-def half(rows: Rows, row: int) -> int:
-    """Half the recorded duration of an activity, ns."""
-    return ((rows.end[row] or 0) - (rows.start[row] or 0)) // 2
+def half(rows: Rows, row: Int64) -> Int64:
+    """Half the recorded duration of activities, ns."""
+    return (rows.end[row] - rows.start[row]) // 2
 
 
 def said(ranks: list[RankScore]) -> str:

@@ -164,7 +164,7 @@ def _notes_on_prizes(table: "pl.DataFrame") -> list[str]:
 def _notes_on_ranges(table: "pl.DataFrame", windows: "list[WindowModel]") -> list[str]:
     if (table["fastest_ns"] == table["slowest_ns"]).all():
         return []
-    inputs = any(one.inputs.perhaps for window in windows for one in window.model.replay.ranks.values())
+    inputs = any(len(one.inputs.perhaps) for window in windows for one in window.model.replay.ranks.values())
     reasons = ["how much of a collective is a wait for ranks that are not in this trace"]
     if inputs:
         reasons.append("whether the loader's workers, which never kept the loop waiting, would keep up")

@@ -5,10 +5,12 @@ the other one begins at the start of the stretch, and its latest mark before the
 and for what a simulator is to wait for; the table edges has only what the trace itself shows.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+
+import numpy as np
+
+from chakra_capture.trace.columns import Bool, Int64
 
 _US = 1_000
 _SHORTEST_NS = 150 * _US
@@ -41,48 +43,43 @@ class Stretches:
         may_wait: no call of the runtime runs, which waits for something else if at all.
     """
 
-    times: Sequence[int]
-    is_busy: Sequence[bool]
-    may_wait: Sequence[bool]
+    times: Int64
+    is_busy: Bool
+    may_wait: Bool
 
 
 def find_handovers(loop: Stretches, other: Stretches) -> Iterator[Handover]:
     """Give the stretches of ``loop`` that are a wait for ``other``."""
-    busy = _Busy(other)
-    for at, (begin, end) in enumerate(pairwise(loop.times)):
-        length = end - begin
-        if length <= _SHORTEST_NS or not loop.may_wait[at] or busy.between(begin, end) <= length / 2:
-            continue
-        first = bisect_left(other.times, begin)
-        goes_on = busy.is_idle(begin) and first < len(other.times)
-        is_soon = goes_on and other.times[first] - begin <= max(_BEGINS_WITHIN_NS, _BEGINS_WITHIN * length)
-        last = bisect_right(other.times, end) - 1
-        is_inside = last >= 0 and other.times[last] > begin
-        is_near = is_inside and end - other.times[last] <= max(_ENDS_WITHIN_NS, _ENDS_WITHIN * length)
-        if is_soon or is_near:
-            yield Handover(at, first if is_soon else None, last if is_near else None)
+    if not len(other.times):
+        return
+    length = np.diff(loop.times)
+    at = np.flatnonzero((length > _SHORTEST_NS) & loop.may_wait)
+    begin, end, length = loop.times[at], loop.times[at + 1], length[at]
+    is_wait = _busy_until(other, end) - _busy_until(other, begin) > length / 2
+    first, num_times = np.searchsorted(other.times, begin), len(other.times)
+    last = np.searchsorted(other.times, end, "right") - 1
+    goes_on = _is_idle(other, begin) & (first < num_times)
+    wait = other.times[np.minimum(first, num_times - 1)] - begin
+    is_soon = goes_on & (wait <= np.maximum(_BEGINS_WITHIN_NS, _BEGINS_WITHIN * length))
+    reached = other.times[np.maximum(last, 0)]
+    is_inside = (last >= 0) & (reached > begin)
+    is_near = is_inside & (end - reached <= np.maximum(_ENDS_WITHIN_NS, _ENDS_WITHIN * length))
+    for one in np.flatnonzero(is_wait & (is_soon | is_near)).tolist():
+        yield Handover(
+            int(at[one]), int(first[one]) if is_soon[one] else None, int(last[one]) if is_near[one] else None
+        )
 
 
-class _Busy:
-    """How long a thread runs rows between two times."""
+def _busy_until(thread: Stretches, time: Int64) -> Int64:
+    """How long a thread has run rows until some times."""
+    before = np.append(0, np.cumsum(np.diff(thread.times) * thread.is_busy))
+    at = np.searchsorted(thread.times, time, "right") - 1
+    begun = np.maximum(at, 0)
+    since = np.where(np.append(thread.is_busy, False)[begun], time - thread.times[begun], 0)
+    return np.where(at < 0, 0, before[begun] + since)
 
-    def __init__(self, thread: Stretches) -> None:
-        self._times, self._is_busy = thread.times, thread.is_busy
-        lengths = [after - before for before, after in pairwise(thread.times)]
-        self._until = [0, *accumulate(map(int.__mul__, lengths, map(int, thread.is_busy)))]
 
-    def between(self, begin: int, end: int) -> int:
-        return self._before(end) - self._before(begin)
-
-    def is_idle(self, time: int) -> bool:
-        """Whether no row runs from a time on."""
-        at = bisect_right(self._times, time) - 1
-        return at < 0 or at >= len(self._is_busy) or not self._is_busy[at]
-
-    def _before(self, time: int) -> int:
-        at = bisect_right(self._times, time) - 1
-        if at < 0:
-            return 0
-        if at >= len(self._is_busy):
-            return self._until[-1]
-        return self._until[at] + (time - self._times[at] if self._is_busy[at] else 0)
+def _is_idle(thread: Stretches, time: Int64) -> Bool:
+    """Whether no row runs from some times on."""
+    at = np.searchsorted(thread.times, time, "right") - 1
+    return np.asarray((at < 0) | ~np.append(thread.is_busy, False)[np.maximum(at, 0)])

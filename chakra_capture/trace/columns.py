@@ -56,7 +56,7 @@ def missing(size: int) -> Int64:
     return np.full(size, MISSING, dtype=np.int64)
 
 
-_Number = TypeVar("_Number", np.int64, np.int32)
+_Number = TypeVar("_Number", np.int64, np.int32, np.int8)
 
 
 def pick(values: npt.NDArray[_Number], at: Int64 | Positions, none: int) -> npt.NDArray[_Number]:

@@ -36,6 +36,15 @@ class MergedTrace:
     def edges(self) -> pl.DataFrame:
         return self._read(layout.EDGES_FILE)
 
+    def edges_of(self, *kinds: str) -> pl.DataFrame:
+        """Edges of some kinds, read anew: most edges are the order of threads, of which few ask."""
+        path = self.folder / layout.EDGES_FILE
+        try:
+            with path.open("rb") as file:
+                return pl.scan_parquet(file).filter(pl.col("kind").is_in(kinds)).collect()
+        except (OSError, pl.exceptions.PolarsError) as error:
+            raise _unreadable(path, error) from error
+
     @cached_property
     def steps(self) -> pl.DataFrame:
         return self._read(layout.STEPS_FILE)
@@ -51,7 +60,7 @@ class MergedTrace:
         try:
             loaded = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
         except (OSError, msgspec.DecodeError) as error:
-            raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error
+            raise _unreadable(path, error) from error
         return loaded
 
     @property
@@ -120,4 +129,8 @@ def _read_table(path: Path, columns: Sequence[str] | None = None, which: pl.Expr
                 return pl.scan_parquet(file).filter(which).select(*(columns or ())).collect()
             return pl.read_parquet(file, columns=None if columns is None else list(columns))
     except (OSError, pl.exceptions.PolarsError) as error:
-        raise TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> TraceFileError:
+    return TraceFileError(f"{path} cannot be read ({error}). Merge this rank again.")

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import polars as pl
 import pytest
 from builder import TraceBuilder, merge_files
@@ -15,13 +16,13 @@ from hypothesis import strategies as st
 from merge.test_dependency_properties import NCCL, threads, waits
 
 from analysis.test_replay import COMPLETE, THINNED, TWIN, rows_alone, small, traces_of
-from chakra_capture.analysis.critical_path import SCHEMA, Paths, critical_path, step_points
+from chakra_capture.analysis.critical_path import SCHEMA, Paths, critical_path
 from chakra_capture.analysis.replay.calibrated import calibrate
 from chakra_capture.analysis.replay.graph import ReplayError
 from chakra_capture.analysis.replay.replay import Meeting, replay
-from chakra_capture.analysis.replay.rows import rows_of
 from chakra_capture.cli.critical_path import critical_path as command_critical_path
 from chakra_capture.cli.subject import Options
+from chakra_capture.merge.window import read_rows
 from chakra_capture.trace.discovery import WindowFiles
 from chakra_capture.trace.merged import MergedRun
 
@@ -77,7 +78,7 @@ def test_hardly_anything_of_complete_traces_is_unexplained(merged, name):
 def shares(merged, name, first_step=None):
     """Percent of the path by category, from the first step's begin to the last one's end."""
     model = model_of({0: rows_alone(merged(name))})
-    steps = step_points(model.replay.ranks[0])
+    steps = model.replay.ranks[0].steps
     parts = listed(Paths(model).between(0, steps[0][1], steps[-1][2]))
     total, elapsed = Counter(), parts[-1].end_ns - parts[0].begin_ns
     for part in parts:
@@ -146,7 +147,7 @@ def test_a_rank_alone_waits_in_its_collective_and_with_others_on_the_rank_that_i
 
 def test_small_trace_by_hand(tmp_path):
     model = model_of({0: small(tmp_path)})
-    ((_, begin, end),) = step_points(model.replay.ranks[0])
+    ((_, begin, end),) = model.replay.ranks[0].steps
     parts = listed(Paths(model).between(0, begin, end))
 
     assert [(part.category, part.name, (part.end_ns - part.begin_ns) // US) for part in parts] == [
@@ -169,8 +170,8 @@ def two_ranks(tmp_path):
         builder = TraceBuilder(pid=100 + rank).step(1, 0, 100).op("aten::compute", 0, 5 + late)
         builder.runtime("cudaLaunchKernel", 5 + late, 1, 1).kernel(NCCL, 8 + late, 52 - late, 1)
         builder.runtime("cudaStreamSynchronize", 6 + late, 57 - late, 2)
-        ranks[rank] = rows_of(builder.merged(tmp_path / str(rank)), 0)
-        row[rank] = ranks[rank].name.index(NCCL)
+        ranks[rank] = read_rows(builder.merged(tmp_path / str(rank)), 0)
+        row[rank] = int(np.flatnonzero(ranks[rank].name.mask((NCCL,)))[0])
     return ranks, [Meeting(row)]
 
 
@@ -190,8 +191,8 @@ def test_the_path_goes_on_with_the_rank_that_comes_last(tmp_path):
 def test_a_part_is_never_negative_though_a_kernel_starts_before_its_launch_call_returns(tmp_path):
     builder = TraceBuilder().step(1, 0, 60).op("aten::one", 0, 20).runtime("cudaLaunchKernel", 5, 10, 1)
     builder.kernel("k", 12, 30, 1).runtime("cudaDeviceSynchronize", 20, 25, 2)
-    model = model_of({0: rows_of(builder.merged(tmp_path), 0)})
-    ((_, begin, end),) = step_points(model.replay.ranks[0])
+    model = model_of({0: read_rows(builder.merged(tmp_path), 0)})
+    ((_, begin, end),) = model.replay.ranks[0].steps
     parts = listed(Paths(model).between(0, begin, end))
     # The call is the shorter: the kernel starts 3 us before it returns.
     assert [(part.category, (part.end_ns - part.begin_ns) // US) for part in parts] == [
@@ -205,7 +206,7 @@ def test_paths_of_random_traces_sum_to_their_time(trace, num_steps):
     for number in range(num_steps):
         trace.step(number, number * 20, 20)
     with tempfile.TemporaryDirectory() as folder:
-        rows = rows_of(trace.merged(Path(folder), host=False), 0)
+        rows = read_rows(trace.merged(Path(folder), host=False), 0)
     assume(rows.has_times)
     try:
         model = model_of({0: rows})
@@ -214,7 +215,7 @@ def test_paths_of_random_traces_sum_to_their_time(trace, num_steps):
         assume(False)
     assert solved.tolist() == model.times.tolist()
     points = {path.step: path for path in Paths(model).all()}
-    for step, begin, end in step_points(model.replay.ranks[0]):
+    for step, begin, end in model.replay.ranks[0].steps:
         assert model.times[end] - model.times[begin] == 20 * US
         check(points[step], model.times[begin], model.times[end])
 

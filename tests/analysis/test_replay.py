@@ -8,6 +8,7 @@ from dataclasses import replace as changed
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import polars as pl
 import pytest
 from builder import TraceBuilder
@@ -18,9 +19,9 @@ from hypothesis import strategies as st
 
 from chakra_capture.analysis.replay.graph import Graph, ReplayError
 from chakra_capture.analysis.replay.replay import RULES, replay
-from chakra_capture.analysis.replay.rows import ACTIVITY_KINDS, rows_of
 from chakra_capture.analysis.replay.run import replay_run, windows_of
 from chakra_capture.analysis.replay.score import score
+from chakra_capture.merge.window import read_rows
 from chakra_capture.trace.merged import MergedRun, MergedTrace
 
 US = 1000
@@ -52,7 +53,7 @@ def traces_of(folder):
 
 def rows_alone(folder):
     (trace,) = traces_of(folder)
-    return rows_of(trace, 0)
+    return read_rows(trace, 0)
 
 
 def scored(rows, **options):
@@ -112,12 +113,12 @@ def test_two_ranks_of_gloo_replayed_together(tmp_path):
 def test_ranks_together_know_what_one_alone_cannot(merged):
     """Half as long collectives: nearly all of rank 1's first one is a wait for rank 2, which stays."""
     folder = merged("pairs/dlrm_8gpu_by_order")
-    ranks = {trace.rank: rows_of(trace, 0) for trace in traces_of(folder)}
+    ranks = {trace.rank: read_rows(trace, 0) for trace in traces_of(folder)}
     (((_, meetings, clocks), _),) = windows_of(MergedRun(folder), traces_of(folder))
 
     def half(rows, row):
         whole = rows.end[row] - rows.start[row]
-        return whole // 2 if rows.is_collective[row] else whole
+        return np.where(rows.is_collective[row], whole // 2, whole)
 
     alone = scored(ranks[1], duration=half)
     together = {one.rank: one for one in score(replay(ranks, meetings, clocks, duration=half))}
@@ -149,15 +150,14 @@ def test_a_replay_does_not_follow_falsified_starts(merged, name):
     """Starts moved at random inside the idle slack of their stream: the replay stays with the true ones."""
     rows = rows_alone(merged(name))
     true, chance = rows.start, random.Random(1)
-    start, end, streams = [*rows.start], [*rows.end], defaultdict(list)
-    for row in range(len(rows)):
-        if rows.kind[row] in ACTIVITY_KINDS:
-            streams[rows.track[row]].append(row)
+    start, end, streams = rows.start.copy(), rows.end.copy(), defaultdict(list)
+    for row in np.flatnonzero(rows.is_activity).tolist():
+        streams[rows.track[row]].append(row)
     moved = []
     for stream in streams.values():
         stream.sort(key=lambda row: true[row])
         for row, following in pairwise(stream):
-            slack = min(true[following] - rows.end[row], 40 * US)
+            slack = min(int(true[following] - rows.end[row]), 40 * US)
             if slack > 0 and chance.random() < 0.3:
                 by = chance.randint(0, slack)
                 start[row], end[row] = true[row] + by, rows.end[row] + by
@@ -165,13 +165,12 @@ def test_a_replay_does_not_follow_falsified_starts(merged, name):
     assert sum(moved) / len(moved) > 5 * US
 
     found = replay({0: changed(rows, start=start, end=end)})
-    starts = found.ranks[0].activities.starts
-    errors = [abs(found.times[point] - true[row]) for row, point in starts.items()]
-    assert sum(errors) / len(errors) <= 5 * US
+    activities = found.ranks[0].activities
+    assert np.abs(found.times[activities.starts] - true[activities.rows]).mean() <= 5 * US
 
 
 def scaled(factor):
-    return lambda rows, row: round((rows.end[row] - rows.start[row]) * factor)
+    return lambda rows, row: np.rint((rows.end[row] - rows.start[row]) * factor).astype(np.int64)
 
 
 def test_halving_every_kernel_moves_what_waits_for_the_device_and_nothing_else(merged):
@@ -188,10 +187,10 @@ def test_halving_every_kernel_moves_what_waits_for_the_device_and_nothing_else(m
 def walked(graph):
     """Longest paths by another way: from the last point backwards, each asked for once."""
     incoming = defaultdict(list)
-    for src, dst, lag in zip(graph.src, graph.dst, graph.lag, strict=True):
+    for src, dst, lag in zip(*(side.tolist() for side in (graph.src, graph.dst, graph.lag)), strict=True):
         incoming[dst].append((src, lag))
-    known = {}
-    for point in range(len(graph.recorded)):
+    known, recorded = {}, graph.recorded.tolist()
+    for point in range(len(recorded)):
         todo = [point]
         while todo:
             at = todo[-1]
@@ -202,9 +201,9 @@ def walked(graph):
             reached = [known[src] + lag for src, lag in incoming[at]]
             if at in graph.anchors:
                 reached.append(graph.anchors[at])
-            known[at] = max(reached) if reached else graph.recorded[at]
+            known[at] = max(reached) if reached else recorded[at]
             todo.pop()
-    return [known[point] for point in range(len(graph.recorded))]
+    return [known[point] for point in range(len(recorded))]
 
 
 @pytest.mark.parametrize(
@@ -220,11 +219,11 @@ def test_changed_durations_give_what_an_independent_walk_gives(merged, name, cha
     duration = (
         scaled(change)
         if change != "no communication"
-        else lambda r, row: 0 if r.is_collective[row] else r.end[row] - r.start[row]
+        else lambda r, row: np.where(r.is_collective[row], 0, r.end[row] - r.start[row])
     )
     found = replay({0: rows}, duration=duration)
 
-    assert found.times == walked(found.graph)
+    assert found.times.tolist() == walked(found.graph)
 
 
 NODES = st.integers(1, 12)
@@ -240,11 +239,11 @@ def test_each_point_stands_at_the_end_of_its_longest_path(num_points, data):
     for first, second, lag in data.draw(st.lists(pairs, max_size=30)):
         if first != second:
             src, dst = sorted((first, second), key=order.index)
-            graph.edge(src, dst, lag, "some")
-    if data.draw(st.booleans()):
-        graph.anchors[order[0]] = data.draw(st.integers(0, 100))
+            graph.edge(src, dst, lag, "run")
+    for point in data.draw(st.sets(st.integers(0, num_points - 1), max_size=3)):
+        graph.anchors[point] = data.draw(st.integers(0, 100))
 
-    assert graph.solve() == walked(graph)
+    assert graph.solve().tolist() == walked(graph)
 
 
 def test_a_circle_is_named_by_its_edges():
@@ -264,7 +263,14 @@ def small(tmp_path):
     builder.runtime("cudaLaunchKernel", 10, 5, 1).runtime("cudaLaunchKernel", 32, 5, 2)
     builder.runtime("cudaStreamSynchronize", 50, 39, 3)
     builder.kernel("first", 17, 30, 1).kernel("second", 48, 35, 2)
-    return rows_of(builder.merged(tmp_path), 0)
+    return read_rows(builder.merged(tmp_path), 0)
+
+
+def start_of(found, name):
+    """When the activity of a name starts in a replay."""
+    one = found.ranks[0]
+    (place,) = np.flatnonzero(one.rows.name.mask((name,))[one.activities.rows])
+    return found.times[one.activities.starts[place]]
 
 
 def test_small_trace_by_hand(tmp_path):
@@ -272,13 +278,13 @@ def test_small_trace_by_hand(tmp_path):
     # the gap of a stream has passed; the call returns 6 us after the second is done.
     rows = small(tmp_path)
     found = replay({0: rows})
-    (at,) = [found.times[point] for row, point in found.ranks[0].activities.starts.items() if rows.name[row] == "first"]
+    at = start_of(found, "first")
     begin = min(found.graph.recorded)
     assert at - begin == 17 * US
     base = scored(rows)
     assert base.steps[0].predicted_ns == base.steps[0].measured_ns == 100 * US
     # Both kernels in no time: the second starts 2 us after its launch (39), the wait is what such a call takes (6 us).
-    none = scored(rows, duration=lambda *_: 0)
+    none = scored(rows, duration=scaled(0))
     assert none.steps[0].predicted_ns == (50 + 6 + 100 - 89) * US
 
 
@@ -289,7 +295,7 @@ def test_a_thread_that_is_woken_earlier_begins_earlier(tmp_path):
     builder.runtime("cudaLaunchKernel", 30, 5, 1).kernel("large", 37, 500, 1)
     builder.runtime("cudaDeviceSynchronize", 60, 485, 2).op("aten::backward", 600, 400)
     builder.op("aten::engine", 610, 380, tid=12).op("aten::last", 1050, 20)
-    rows = rows_of(builder.merged(tmp_path), 0)
+    rows = read_rows(builder.merged(tmp_path), 0)
 
     base, half = scored(rows), scored(rows, duration=scaled(0.5))
     assert base.steps[0].predicted_ns == 1200 * US
@@ -352,10 +358,12 @@ def test_a_device_wide_wait_is_for_what_was_launched_before_it(tmp_path):
     """A kernel that the next step launches beside it is none of it, and one from before the trace is."""
     builder = TraceBuilder().step(1, 0, 400).op("aten::one", 1, 300).runtime("cudaDeviceSynchronize", 10, 195, 2)
     builder.kernel("of before", 2, 198, 77).launched("of after", 212, 50, 3, at=210)
-    (waits,) = replay({0: rows_of(builder.merged(tmp_path), 0)}).ranks.values()
-    ends = {point: waits.rows.name[row] for row, point in waits.activities.ends.items()}
+    (waits,) = replay({0: read_rows(builder.merged(tmp_path), 0)}).ranks.values()
+    ends = {
+        point: waits.rows.name[row] for row, point in zip(waits.activities.rows, waits.activities.ends, strict=True)
+    }
     graph = replay({0: waits.rows}).graph
-    assert [ends[src] for src, kind in zip(graph.src, graph.kind, strict=True) if kind == "sync"] == ["of before"]
+    assert [ends[src] for src in graph.src[graph.is_kind("sync")]] == ["of before"]
 
 
 def test_an_event_that_the_trace_records_is_waited_for_once_that_matters(tmp_path):
@@ -365,14 +373,13 @@ def test_an_event_that_the_trace_records_is_waited_for_once_that_matters(tmp_pat
     known = {"cuda_sync_kind": "Stream Wait Event", "stream": 20, "device": 0, "correlation": 4}
     known |= {"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 3}
     builder.event(ph="X", cat="cuda_sync", name="Stream Wait Event", pid=0, tid=20, ts=90, dur=1, args=known)
-    rows = rows_of(builder.launched("b", 81, 10, 5, at=66, stream=20).merged(tmp_path), 0)
+    rows = read_rows(builder.launched("b", 81, 10, 5, at=66, stream=20).merged(tmp_path), 0)
 
     def begin_of_b(**options):
         found = replay({0: rows}, **options)
-        points = found.ranks[0].activities.starts.items()
-        return next(found.times[at] for row, at in points if rows.name[row] == "b") - min(found.graph.recorded)
+        return start_of(found, "b") - min(found.graph.recorded)
 
     assert begin_of_b() == 81 * US
-    later = begin_of_b(duration=lambda rows, row: 100 * US if rows.name[row] == "a" else 10 * US)
+    later = begin_of_b(duration=lambda rows, row: np.where(rows.name.mask(("a",))[row], 100 * US, 10 * US))
     assert 120 * US <= later <= 121 * US  # when a is done, or the class's time of an event after that
     assert begin_of_b(duration=scaled(5), without=frozenset({"event_wait"})) == 81 * US

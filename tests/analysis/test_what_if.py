@@ -7,19 +7,15 @@ import pytest
 from builder import TraceBuilder
 from commands import refused
 from commands import run as command
-from hypothesis import given
-from hypothesis import strategies as st
 
 from analysis.test_critical_path import DLRM, two_ranks
 from analysis.test_replay import COMPLETE, THINNED, TWIN, traces_of
 from chakra_capture.analysis.replay.calibrated import calibrate
-from chakra_capture.analysis.replay.graph import Graph
-from chakra_capture.analysis.replay.knots import Knots
 from chakra_capture.analysis.replay.replay import replay
-from chakra_capture.analysis.replay.rows import rows_of
 from chakra_capture.analysis.what_if.changes import SCALABLE, ChangeError, Changes, parse_changes, parse_scale
 from chakra_capture.analysis.what_if.predict import WindowModel, models
 from chakra_capture.analysis.what_if.prizes import PRESETS, prizes
+from chakra_capture.merge.window import read_rows
 from chakra_capture.trace.merged import MergedRun
 
 US = 1000
@@ -121,13 +117,13 @@ def test_more_time_never_makes_less_and_no_stream_is_outrun(merged, name):
         for rank, one in found.model.replay.ranks.items():
             rows = one.rows
             met = {part.row for part in found.model.replay.met if part.rank == rank}
-            for stream in one.activities.of_stream.values():
+            for stream in np.split(one.activities.rows, one.activities.firsts[1:-1]):
                 busy = sum(rows.end[row] - rows.start[row] for row in stream if row not in met)
                 assert lengths[rank] >= round(busy * factor) - len(stream)
 
 
 def one_rank(builder, folder):
-    ranks = {0: rows_of(builder.merged(folder), 0)}
+    ranks = {0: read_rows(builder.merged(folder), 0)}
     base, full = replay(ranks), replay(ranks, inputs=True)
     return WindowModel(0, base, calibrate(full))
 
@@ -216,26 +212,6 @@ def test_whether_a_loader_that_never_kept_the_loop_waiting_would_keep_up_is_a_ra
     found = loader(tmp_path, "MultiProcessing", 10, 10, 12)
     assert steps(found, scaled("cpu~compute=0.1"))[1:] == [(20, 110), (22, 112)]
     assert steps(found, scaled("cpu~compute=2")) == [(210, 210), (210, 210), (212, 212)]
-
-
-DAG = st.integers(1, 12)
-
-
-@given(DAG, st.data())
-def test_chains_between_knots_give_what_walking_every_point_gives(num_points, data):
-    graph, order = Graph(), data.draw(st.permutations(range(num_points)))
-    for _ in range(num_points):
-        graph.point(data.draw(st.integers(0, 100)))
-    pairs = st.tuples(st.integers(0, num_points - 1), st.integers(0, num_points - 1), st.integers(-5, 50))
-    for first, second, lag in data.draw(st.lists(pairs, max_size=20)):
-        if first != second:
-            graph.edge(*sorted((first, second), key=order.index), lag, "run")
-    for point in data.draw(st.sets(st.integers(0, num_points - 1), max_size=3)):
-        graph.anchors[point] = data.draw(st.integers(0, 100))
-    src, dst = np.array(graph.src, dtype=np.int64), np.array(graph.dst, dtype=np.int64)
-    knots = Knots.of(graph, graph.order(), src, dst)
-
-    assert knots.solve(np.array(graph.lag, dtype=np.int64)).tolist() == graph.solve()
 
 
 def test_what_would_help_most(merged):

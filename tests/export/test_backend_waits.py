@@ -4,8 +4,8 @@ import numpy as np
 from builder import TraceBuilder
 
 from chakra_capture.export.making.items import Operations
-from chakra_capture.export.making.rows import read_rows
 from chakra_capture.export.making.window import make_window
+from chakra_capture.merge.window import read_rows
 
 FIRST, SECOND = 21, 22
 

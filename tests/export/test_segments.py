@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chakra_capture.export.making.rows import Rows
 from chakra_capture.export.making.segments import Segments, cut_threads
 from chakra_capture.export.making.window import _allowed, _microseconds, _running_order
 from chakra_capture.merge.rows import CODE
 from chakra_capture.merge.segments import NOBODY
-from chakra_capture.trace.columns import coded
+from chakra_capture.merge.window import Rows
+from chakra_capture.trace.columns import coded, nulls
 
 KINDS = ("host_op", "annotation", "python_function", "runtime")
 
@@ -38,6 +38,7 @@ def rows_of(spans, launch=()) -> Rows:
         is_timed=np.ones(size, dtype=bool),
         is_step=np.array(step, dtype=bool),
         is_activity=np.zeros(size, dtype=bool),
+        phase=nulls(size),
         waits={},
     )
 

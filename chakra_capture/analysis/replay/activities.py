@@ -5,15 +5,17 @@ copy that blocks its call from the begin. Which class an activity is in: its kin
 is a collective. Never the recorded lag of the activity itself: with those any graph gives back what it was made from.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
+from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
+
+from chakra_capture.analysis.replay.arrays import by_appearance, look_up, median_of, medians
 from chakra_capture.analysis.replay.graph import Graph
-from chakra_capture.analysis.replay.rows import ACTIVITY_KINDS, Rows, Track
 from chakra_capture.analysis.replay.threads import Threads
+from chakra_capture.merge.rows import CODE
+from chakra_capture.merge.window import Rows
+from chakra_capture.trace.columns import MISSING, Bool, Int64, Positions
 
 US = 1_000
 # What is launched so long before its predecessor ends has waited for that alone.
@@ -25,125 +27,118 @@ _BLOCKING_CALLS = frozenset({"cudaMemcpy", "hipMemcpy", "hipMemcpyWithStream"})
 _RETURN_NS = 10 * US
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Activities:
-    """The activities of a window, and what each waits for.
+    """The activities of a window by place: stream after stream, in time order; times in ns.
 
     Attributes:
-        rows: in time order of their streams.
+        rows: of each activity.
+        place: by row that of its activity, -1 for none.
+        stream: number of each one's stream, in the order in which they first appear.
+        begin, end: as recorded.
         starts, ends: points of the graph.
-        before: activity -> the one before it on its stream.
+        runs: edges from the one to the other.
+        follows: whether the one before is on the same stream.
+        call: row of the call that launched it, on an active thread; -1 for none.
         blocking: copies whose launch call returns when they are done.
+        since: when its launch latency counts from; ``MISSING`` without a launch.
+        lag: launch latency of its class.
         stream_gap_ns: between two activities of a stream that were both launched long before.
-        launch_lag_ns: by class, from the end of the launch call (of blocking copies the begin) to the start.
     """
 
-    of_stream: dict[Track, list[int]]
-    rows: list[int]
-    starts: dict[int, int] = field(default_factory=dict)
-    ends: dict[int, int] = field(default_factory=dict)
-    before: dict[int, int] = field(default_factory=dict)
-    blocking: set[int] = field(default_factory=set)
-    stream_gap_ns: int = _DEFAULT_GAP_NS
-    launch_lag_ns: dict[tuple[str, str, bool, bool], int] = field(default_factory=dict)
+    rows: Int64
+    place: Int64
+    stream: Int64
+    begin: Int64
+    end: Int64
+    starts: Positions
+    ends: Positions
+    runs: Int64
+    follows: Bool
+    call: Positions
+    blocking: Bool
+    since: Int64
+    lag: Int64
+    stream_gap_ns: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, row: int) -> int:
+        """Place of the activity of a row, -1 for none."""
+        return int(self.place[row])
+
+    @property
+    def firsts(self) -> Int64:
+        """Place of the first activity of each stream, and the end."""
+        return np.append(np.flatnonzero(~self.follows), len(self))
 
 
-def read_activities(rows: Rows, threads: Threads, graph: Graph, duration: Callable[[int], int]) -> Activities:
+def read_activities(rows: Rows, threads: Threads, graph: Graph, duration: Callable[[Int64], Int64]) -> Activities:
     """Put all activities into the graph, each with its duration, and learn the lags of the trace."""
-    of_stream: dict[Track, list[int]] = defaultdict(list)
-    for row in range(len(rows)):
-        if rows.kind[row] in ACTIVITY_KINDS and rows.is_timed(row):
-            of_stream[rows.track[row]].append(row)
-    for stream in of_stream.values():
-        stream.sort(key=lambda row: (rows.start[row], row))
-    found = Activities(of_stream, [row for stream in of_stream.values() for row in stream])
-    for stream in of_stream.values():
-        found.before.update({after: before for before, after in pairwise(stream)})
-    for row in found.rows:
-        start, end = span(rows, row)
-        found.starts[row], found.ends[row] = graph.point(start), graph.point(end)
-        graph.edge(found.starts[row], found.ends[row], duration(row), "run")
-    found.blocking = {row for row in found.rows if _is_blocking(rows, threads, row)}
-    _learn_gap(rows, threads, found)
-    _learn_lags(rows, threads, found)
-    return found
+    row = np.flatnonzero(rows.is_activity & rows.is_timed)
+    stream = by_appearance(rows.track[row])[1]
+    order = np.lexsort((rows.start[row], stream))
+    row, stream = row[order], stream[order]
+    begin, end = rows.start[row], rows.end[row]
+    starts, ends = graph.points(np.stack([begin, end], axis=1).reshape(-1)).reshape(-1, 2).T
+    runs = graph.edges(starts, ends, duration(row), "run")
+    place = np.full(len(rows), -1)
+    place[row] = np.arange(len(row))
+    follows = np.append(False, stream[1:] == stream[:-1])[: len(row)]
+    call = threads.called(rows, row)
+    blocking = _blocking(rows, threads, row, call)
+    since = np.full(len(row), MISSING)
+    since[call >= 0] = np.where(blocking, rows.start[call], threads.end_ns[call])[call >= 0]
+    lag = _lags(_classes(rows, row, call, blocking), begin, np.roll(end, 1), since, follows)
+    gap = _gap(threads, begin, end, follows, call)
+    return Activities(row, place, stream, begin, end, starts, ends, runs, follows, call, blocking, since, lag, gap)
 
 
-def span(rows: Rows, row: int) -> tuple[int, int]:
-    """Start and end of a row that has both."""
-    start, end = rows.start[row], rows.end[row]
-    assert start is not None
-    assert end is not None
-    return start, end
-
-
-def launched_at(rows: Rows, threads: Threads, found: Activities, row: int) -> int | None:
-    """Time from which the launch latency of an activity counts; None without a launch."""
-    call = rows.launch[row]
-    if call not in threads.ends:
-        return None
-    return rows.start[call] if row in found.blocking else threads.ends[call]
-
-
-def lag_of(rows: Rows, found: Activities, row: int) -> int:
-    """Launch latency of the class of an activity, ns."""
-    key = _class(rows, found, row)
-    if key not in found.launch_lag_ns:
-        alike = [lag for other, lag in found.launch_lag_ns.items() if (other[0], other[3]) == (key[0], key[3])]
-        found.launch_lag_ns[key] = median_of(alike, _DEFAULT_LAUNCH_NS)
-    return found.launch_lag_ns[key]
-
-
-def median_of(values: Iterable[int], default: int) -> int:
-    """Median, ns; ``default`` of nothing."""
-    values = list(values)
-    return int(median(values)) if values else default
-
-
-def add_launches(rows: Rows, threads: Threads, found: Activities, graph: Graph, *, in_order: bool = True) -> None:
+def add_launches(threads: Threads, found: Activities, graph: Graph, *, in_order: bool = True) -> None:
     """Have every activity wait for its launch, and with ``in_order`` for the one before it on its stream."""
-    for row in found.rows:
-        call = rows.launch[row]
-        if call in threads.ends:
-            point = threads.begin_point(rows, call) if row in found.blocking else threads.end_point(rows, call)
-            graph.edge(point, found.starts[row], lag_of(rows, found, row), "launch")
-        before = found.before.get(row)
-        if before is not None and in_order:
-            graph.edge(found.ends[before], found.starts[row], found.stream_gap_ns, "stream_order")
+    known = np.flatnonzero(found.call >= 0)
+    call = found.call[known]
+    mark = np.where(found.blocking[known], threads.begins[call], threads.ends[call])
+    graph.edges(threads.points[mark], found.starts[known], found.lag[known], "launch")
+    if in_order:
+        after = np.flatnonzero(found.follows)
+        graph.edges(found.ends[after - 1], found.starts[after], found.stream_gap_ns, "stream_order")
 
 
-def _class(rows: Rows, found: Activities, row: int) -> tuple[str, str, bool, bool]:
-    return rows.kind[row], rows.name[rows.launch[row]], rows.is_collective[row], row in found.blocking
+def _blocking(rows: Rows, threads: Threads, row: Int64, call: Positions) -> Bool:
+    may_block = rows.named(lambda name: "Pageable" in name)[row]
+    found = (rows.kind[row] == CODE["memcpy"]) & (call >= 0)
+    found &= may_block | rows.named(_BLOCKING_CALLS.__contains__)[call]
+    found &= rows.end[row] <= threads.end_ns[call] + _RETURN_NS
+    return np.asarray(found & (threads.end_ns[call] - rows.start[call] > rows.end[row] - rows.start[row]))
 
 
-def _is_blocking(rows: Rows, threads: Threads, row: int) -> bool:
-    call = rows.launch[row]
-    if rows.kind[row] != "memcpy" or call not in threads.ends:
-        return False
-    if "Pageable" not in rows.name[row] and rows.name[call] not in _BLOCKING_CALLS:
-        return False
-    (start, end), begun, returned = span(rows, row), rows.start[call], threads.ends[call]
-    assert begun is not None
-    return end <= returned + _RETURN_NS and returned - begun > end - start
+def _classes(rows: Rows, row: Int64, call: Positions, blocking: Bool) -> Int64:
+    """Number of each activity's class; those of one kind that block, or do not, are alike in the lowest digits."""
+    name = np.where(call >= 0, rows.name.codes[call].astype(np.int64) + 1, 0)
+    kind = rows.kind[row].astype(np.int64)
+    return ((name * 2 + rows.is_collective[row]) * len(CODE) + kind) * 2 + blocking
 
 
-def _learn_gap(rows: Rows, threads: Threads, found: Activities) -> None:
-    gaps = []
-    for row, before in found.before.items():
-        call, done = rows.launch[row], span(rows, before)[1]
-        if call in threads.ends and threads.ends[call] < done - _LAUNCHED_BEFORE_NS:
-            gaps.append(span(rows, row)[0] - done)
-    found.stream_gap_ns = median_of(gaps, _DEFAULT_GAP_NS)
+def _gap(threads: Threads, begin: Int64, end: Int64, follows: Bool, call: Positions) -> int:
+    after = np.flatnonzero(follows & (call >= 0))
+    done = end[after - 1]
+    waited = threads.end_ns[call[after]] < done - _LAUNCHED_BEFORE_NS
+    return median_of((begin[after] - done)[waited], _DEFAULT_GAP_NS)
 
 
-def _learn_lags(rows: Rows, threads: Threads, found: Activities) -> None:
-    """From activities that found their stream idle."""
-    seen: dict[tuple[str, str, bool, bool], list[int]] = defaultdict(list)
-    for row in found.rows:
-        since, before = launched_at(rows, threads, found, row), found.before.get(row)
-        if since is None or (before is not None and span(rows, before)[1] > since):
-            continue
-        lag = span(rows, row)[0] - since
-        if before is not None or lag <= BACKLOG_NS:
-            seen[_class(rows, found, row)].append(lag)
-    found.launch_lag_ns = {key: median_of(lags, 0) for key, lags in seen.items()}
+def _lags(classes: Int64, begin: Int64, before: Int64, since: Int64, follows: Bool) -> Int64:
+    """Launch latency of each activity's class, learned from those that found their stream idle.
+
+    Args:
+        before: when the activity before each was over.
+    """
+    is_idle = (since != MISSING) & ~(follows & (before > since))
+    lag = np.where(since != MISSING, begin - np.where(since != MISSING, since, 0), 0)
+    seen = np.flatnonzero(is_idle & (follows | (lag <= BACKLOG_NS)))
+    known, usual = medians(classes[seen], lag[seen])
+    wide = 2 * len(CODE)
+    alike, alike_usual = medians(known % wide, usual)
+    others = look_up(alike, alike_usual, classes % wide, _DEFAULT_LAUNCH_NS)
+    return np.where(np.isin(classes, known), look_up(known, usual, classes, 0), others)

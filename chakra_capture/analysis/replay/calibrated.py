@@ -7,26 +7,20 @@ dependencies are (a replay with one median per class does), and any change is on
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 import numpy as np
 import numpy.typing as npt
 
-from chakra_capture.analysis.replay.graph import ReplayError
-from chakra_capture.analysis.replay.knots import Knots
+from chakra_capture.analysis.replay.graph import CODE, ReplayError
+from chakra_capture.analysis.replay.loops import Edges, reasons
 from chakra_capture.analysis.replay.replay import Replay
-from chakra_capture.trace.columns import Int64
+from chakra_capture.trace.columns import Bool, Int64, Positions, is_one_of
 
-# Where two edges set the same time, the one of the same thread or stream is the reason.
-KINDS = (
-    *("thread", "run", "stream_order", "launch", "sync", "queue", "event_wait", "contention", "hand_over"),
-    *("collective", "input", "begin"),
-)
-_CODE = {kind: code for code, kind in enumerate(KINDS)}
 _LEARNED = ("launch", "stream_order", "sync", "queue", "event_wait", "contention")
 _OF_ONE_CLASS = ("event_wait", "contention")
 _FEW = 10
+_ANY = np.iinfo(np.int64).max
 NONE = -1
 # The lag of an edge that is taken away.
 NEVER = -(1 << 60)
@@ -46,29 +40,20 @@ class Calibrated:
     """
 
     replay: Replay
-    src: Int64
-    dst: Int64
+    src: Positions
+    dst: Positions
     kind: npt.NDArray[np.int8]
     usual: Int64
     lag: Int64
     times: Int64
     ranks: list[int]
-    rank: Int64
-    row: Int64
-    point_rank: Int64
+    rank: Positions
+    row: Positions
+    point_rank: Positions
 
-    @cached_property
-    def knots(self) -> Knots:
-        """What is left of the graph when chains are one edge.
-
-        Raises:
-            ReplayError: the dependencies go round in a circle.
-        """
-        return Knots.of(self.replay.graph, self.replay.graph.order(), self.src, self.dst)
-
-    def is_kind(self, *kinds: str) -> npt.NDArray[np.bool_]:
+    def is_kind(self, *kinds: str) -> Bool:
         """Which edges are of some kinds."""
-        return np.isin(self.kind, [_CODE[kind] for kind in kinds])
+        return is_one_of(self.kind, [CODE[kind] for kind in kinds])
 
     def solve(self, lag: Int64) -> Int64:
         """Times of all points with other lags, ns.
@@ -76,107 +61,92 @@ class Calibrated:
         Raises:
             ReplayError: the dependencies go round in a circle.
         """
-        return self.knots.solve(lag)
+        return self.replay.order.solve(lag)
 
-    def reasons(self, times: Int64, lag: Int64) -> Int64:
+    def reasons(self, times: Int64, lag: Int64) -> Positions:
         """The edge that sets the time of each point, -1 for none."""
-        return _first_of_each(
-            self.src, self.dst, self.kind, times[self.dst] - times[self.src] - lag, len(times), most=0
-        )
+        return reasons(Edges(self.src, self.dst, self.kind), lag, times, 0)
 
 
 def calibrate(replay: Replay) -> Calibrated:
     """Learn the lags with which a replay gives what was recorded."""
     graph = replay.graph
-    src, dst, usual = (np.asarray(given, dtype=np.int64) for given in (graph.src, graph.dst, graph.lag))
-    kind = np.array([_CODE[name] for name in graph.kind], dtype=np.int8)
-    inner = np.zeros(len(graph.recorded), dtype=bool)
-    inner[_inner(replay)] = True
+    src, dst, usual, kind = graph.src, graph.dst, graph.lag, graph.kind
+    inner = _inner(replay)
     times = _base_times(replay, src, dst, inner)
     slack = times[dst] - times[src]
-    is_binding = np.zeros(len(src), dtype=bool)
-    binding = _first_of_each(src, dst, kind, slack - usual, len(times))
-    is_binding[binding[binding != NONE]] = True
-    stands = np.zeros(len(times), dtype=bool)
-    stands[[point for point, time in graph.anchors.items() if time == graph.recorded[point]]] = True
-    is_binding &= ~stands[dst] & ~inner[dst]
-    lag = np.where(is_binding, slack, np.minimum(_low_lags(kind, usual, slack, is_binding), slack))
+    binding = reasons(Edges(src, dst, kind), usual, times, _ANY)
+    anchored, when = (np.array([*side], dtype=np.int64) for side in (graph.anchors.keys(), graph.anchors.values()))
+    binding[anchored[when == graph.recorded[anchored]]] = NONE
+    binding[inner] = NONE
+    binding = binding[binding != NONE]
+    lag = _low_lags(kind, usual, slack, binding)
+    np.minimum(lag, slack, out=lag)
+    lag[binding] = slack[binding]
     rank, row, point_rank = _owners(replay, src, dst, kind)
     return Calibrated(replay, src, dst, kind, usual, lag, times, [*replay.ranks], rank, row, point_rank)
 
 
-def _inner(replay: Replay) -> list[int]:
+def _inner(replay: Replay) -> Bool:
     """Points inside of stretches whose cost is derived, but for the bounds of steps."""
-    found = []
+    found = np.zeros(replay.graph.num_points, dtype=bool)
     for one in replay.ranks.values():
-        steps = [row for row in one.threads.ends if one.rows.step(row) is not None]
-        bounds = {side(one.rows, row) for row in steps for side in (one.threads.begin_point, one.threads.end_point)}
-        for thread in one.threads.of_track.values():
-            found += [thread.points[mark] for mark in sorted(thread.inner) if thread.points[mark] not in bounds]
+        found[one.threads.points[one.threads.inner]] = True
+        found[[point for _, *bounds in one.steps for point in bounds]] = False
     return found
 
 
-def _base_times(replay: Replay, src: Int64, dst: Int64, inner: npt.NDArray[np.bool_]) -> Int64:
+def _base_times(replay: Replay, src: Positions, dst: Positions, inner: Bool) -> Int64:
     """Recorded times; of points within a wait, as early as they can be: else the wait would be a cost."""
-    graph = replay.graph
-    times = np.asarray(graph.recorded, dtype=np.int64)
-    incoming: dict[int, list[int]] = defaultdict(list)
-    for edge in np.flatnonzero(inner[dst]).tolist():
-        incoming[graph.dst[edge]].append(edge)
-    outside = {point for point in np.unique(src[inner[dst]]).tolist() if not inner[point]}
-    before = {point: {graph.src[edge] for edge in edges} - outside for point, edges in incoming.items()}
+    times, lag = replay.graph.recorded.copy(), replay.graph.lag
+    incoming: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    edges = np.flatnonzero(inner[dst])
+    for source, point, cost in zip(*(side[edges].tolist() for side in (src, dst, lag)), strict=True):
+        incoming[point].append((source, cost))
+    before = {point: {source for source, _ in edges if source in incoming} for point, edges in incoming.items()}
     try:
         order = [*TopologicalSorter(before).static_order()]
     except CycleError as error:
         raise ReplayError(f"points within a wait wait for each other in a circle: {error.args[1][:5]}.") from error
     for point in order:
-        if edges := incoming.get(point):
-            times[point] = min(times[point], max(int(times[graph.src[edge]]) + graph.lag[edge] for edge in edges))
+        times[point] = min(times[point], max(int(times[source]) + cost for source, cost in incoming[point]))
     return times
 
 
-def _first_of_each(
-    src: Int64, dst: Int64, kind: npt.NDArray[np.int8], behind: Int64, num_points: int, most: int | None = None
-) -> Int64:
-    """Of the edges into each point the one that is least behind, of several that of the first kind; -1 for none."""
-    edges = np.lexsort((src, kind, behind, dst))
-    if most is not None:
-        edges = edges[behind[edges] <= most]
-    points, first = np.unique(dst[edges], return_index=True)
-    found = np.full(num_points, NONE, dtype=np.int64)
-    found[points] = edges[first]
-    return found
-
-
-def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, is_binding: npt.NDArray[np.bool_]) -> Int64:
+def _low_lags(kind: npt.NDArray[np.int8], usual: Int64, slack: Int64, binding: Positions) -> Int64:
     """Of each edge the 10th percentile of its class's lags where they set a time."""
     low = usual.copy()
     for name in _LEARNED:
-        of_kind = kind == _CODE[name]
+        of_kind, setting = np.flatnonzero(kind == CODE[name]), binding[kind[binding] == CODE[name]]
         # A class has one usual lag, but events, whose lag is cut to what was recorded.
         for lag in [None] if name in _OF_ONE_CLASS else np.unique(usual[of_kind]).tolist():
-            alike = of_kind if lag is None else of_kind & (usual == lag)
-            seen = slack[alike & is_binding]
+            seen = slack[setting if lag is None else setting[usual[setting] == lag]]
             if len(seen) >= _FEW:
+                alike = of_kind if lag is None else of_kind[usual[of_kind] == lag]
                 low[alike] = np.percentile(seen, 10).astype(np.int64)
     return low
 
 
-def _owners(replay: Replay, src: Int64, dst: Int64, kind: npt.NDArray[np.int8]) -> tuple[Int64, Int64, Int64]:
+def _owners(
+    replay: Replay, src: Positions, dst: Positions, kind: npt.NDArray[np.int8]
+) -> tuple[Positions, Positions, Positions]:
     """Rank and row of each edge, rank of each point."""
-    num_points = len(replay.graph.recorded)
-    rank_at, begins, ends = (np.full(num_points, NONE, dtype=np.int64) for _ in range(3))
+    rank_at, begins, ends = (np.full(replay.graph.num_points, NONE, dtype=np.int32) for _ in range(3))
     for number, one in enumerate(replay.ranks.values()):
-        for thread in one.threads.of_track.values():
-            rank_at[thread.points] = number
-            begins[thread.points[:-1]] = thread.owners
-            ends[thread.points[1:]] = thread.owners
+        goes_on = np.flatnonzero(one.threads.is_segment)
+        rank_at[one.threads.points] = number
+        begins[one.threads.points[goes_on]] = ends[one.threads.points[goes_on + 1]] = one.threads.owners[goes_on]
         for where in (one.activities, one.gloo):
-            starts, stops = [*where.starts.values()], [*where.ends.values()]
-            rank_at[starts] = rank_at[stops] = number
-            begins[starts], ends[stops] = [*where.starts], [*where.ends]
-    at_begin = np.isin(kind, [_CODE[name] for name in ("thread", "run")])
-    of_start = np.isin(kind, [_CODE[name] for name in ("launch", "stream_order", "event_wait", "contention")])
-    row = np.where(at_begin, begins[src], np.where(of_start, begins[dst], ends[dst]))
-    rank = np.where(rank_at[dst] == NONE, rank_at[src], rank_at[dst])
+            rank_at[where.starts] = rank_at[where.ends] = number
+            begins[where.starts] = ends[where.ends] = where.rows
+    row = ends[dst]
+    for owner, side, kinds in (
+        (begins, src, ("thread", "run")),
+        (begins, dst, ("launch", "stream_order", "event_wait", "contention")),
+    ):
+        chosen = np.flatnonzero(is_one_of(kind, [CODE[name] for name in kinds]))
+        row[chosen] = owner[side[chosen]]
+    rank = rank_at[dst]
+    between = np.flatnonzero(rank == NONE)
+    rank[between] = rank_at[src[between]]
     return rank, row, rank_at

@@ -5,69 +5,81 @@ gap of a thread it costs what it took. (One median for all: steps of the twin pa
 off.)
 """
 
+import numpy as np
+
 from chakra_capture.analysis.replay.graph import Graph
-from chakra_capture.analysis.replay.rows import Rows, Track
-from chakra_capture.analysis.replay.threads import Thread, Threads
+from chakra_capture.analysis.replay.threads import Threads
+from chakra_capture.merge.rows import CODE
 from chakra_capture.merge.segments import NOBODY
 from chakra_capture.merge.stretches import Stretches, find_handovers
+from chakra_capture.merge.window import Rows
+from chakra_capture.trace.columns import Int64
 
 
-def add_handovers(rows: Rows, threads: Threads, graph: Graph) -> set[Track]:
+def add_handovers(rows: Rows, threads: Threads, graph: Graph) -> set[int]:
     """Join the threads; returns those whose first row something wakes."""
-    woken, loops = set(), _loops(rows, threads)
-    for track in loops:
-        for other in threads.of_track.values():
-            if other.track != track and other.track[0] == track[0] and len(other.times) > 1:
-                woken |= _join(rows, threads.of_track[track], other, graph)
-    return woken | _begun(threads, loops, woken, graph)
+    pid, tid = (side[threads.rows[_first_rows(threads)]].tolist() for side in (rows.pid, rows.tid))
+    woken, loops = set[int](), _loops(rows, threads, pid, tid)
+    stretches = [_stretches(rows, threads, thread) for thread in range(len(threads))] if len(threads) > 1 else []
+    for loop in loops:
+        for other in range(len(threads)):
+            if other != loop and pid[other] == pid[loop] and len(stretches[other].times) > 1:
+                woken |= _join(threads, graph, (loop, other), (stretches[loop], stretches[other]))
+    return woken | _begun(threads, loops, woken, pid, graph)
 
 
-def _begun(threads: Threads, loops: list[Track], woken: set[Track], graph: Graph) -> set[Track]:
+def _first_rows(threads: Threads) -> Int64:
+    """Of each thread the place of its first row."""
+    return np.searchsorted(threads.begins[threads.rows], threads.first[:-1])
+
+
+def _begun(threads: Threads, loops: list[int], woken: set[int], pid: list[int], graph: Graph) -> set[int]:
     """Threads that nothing is seen to wake begin their work after what the loop did last, as long as they did."""
     found = set()
-    for track, thread in threads.of_track.items():
-        loop = next((one for one in loops if one[0] == track[0]), None)
-        if track in woken or track in loops or loop is None:
+    for thread, mark in enumerate(threads.first[:-1].tolist()):
+        loop = next((one for one in loops if pid[one] == pid[thread]), None)
+        if thread in woken or thread in loops or loop is None:
             continue
-        since = threads.of_track[loop].last_until(thread.times[0] - 1)
+        begun = int(threads.times[mark])
+        since = threads.last_until(loop, begun - 1)
         if since >= 0:
-            lag = thread.times[0] - threads.of_track[loop].times[since]
-            graph.edge(threads.of_track[loop].points[since], thread.points[0], lag, "begin")
-            found.add(track)
+            lag = begun - int(threads.times[since])
+            graph.edge(int(threads.points[since]), int(threads.points[mark]), lag, "begin")
+            found.add(thread)
     return found
 
 
-def _loops(rows: Rows, threads: Threads) -> list[Track]:
+def _loops(rows: Rows, threads: Threads, pid: list[int], tid: list[int]) -> list[int]:
     """Threads that hold the steps; without steps the process's main thread, or else the one that works first."""
-    found = [
-        track for track, thread in threads.of_track.items() if any(rows.step(row) is not None for row in thread.rows)
-    ]
-    return (
-        found or sorted(threads.of_track, key=lambda track: (track[0] != track[1], threads.of_track[track].times))[:1]
-    )
+    steps = threads.rows[rows.is_step[threads.rows]]
+    found = np.unique(np.searchsorted(threads.first, threads.begins[steps], "right") - 1).tolist()
+    times = [threads.times[threads.marks(thread)].tolist() for thread in range(len(threads))] if not found else []
+    return found or sorted(range(len(threads)), key=lambda one: (pid[one] != tid[one], times[one]))[:1]
 
 
-def _join(rows: Rows, loop: Thread, other: Thread, graph: Graph) -> set[Track]:
+def _join(threads: Threads, graph: Graph, pair: tuple[int, int], stretches: tuple[Stretches, Stretches]) -> set[int]:
     woken = set()
-    for found in find_handovers(_stretches(rows, loop), _stretches(rows, other)):
-        begin, end = loop.times[found.at], loop.times[found.at + 1]
+    first, first_other = (threads.marks(thread).start for thread in pair)
+    for found in find_handovers(*stretches):
+        at = first + found.at
         if found.begins is not None:
-            wait = other.times[found.begins] - begin
-            graph.edge(loop.points[found.at], other.points[found.begins], wait, "hand_over")
+            begins = first_other + found.begins
+            wait = int(threads.times[begins] - threads.times[at])
+            graph.edge(int(threads.points[at]), int(threads.points[begins]), wait, "hand_over")
             if found.begins:
-                other.costs[found.begins - 1] = 0
+                threads.costs[begins - 1] = 0
             else:
-                woken.add(other.track)
+                woken.add(pair[1])
         if found.ends is not None:
-            wait = end - other.times[found.ends]
-            graph.edge(other.points[found.ends], loop.points[found.at + 1], wait, "hand_over")
-            loop.costs[found.at] = 0
+            ends = first_other + found.ends
+            wait = int(threads.times[at + 1] - threads.times[ends])
+            graph.edge(int(threads.points[ends]), int(threads.points[at + 1]), wait, "hand_over")
+            threads.costs[at] = 0
     return woken
 
 
-def _stretches(rows: Rows, thread: Thread) -> Stretches:
-    return Stretches(
-        thread.times,
-        [owner != NOBODY for owner in thread.owners],
-        [owner == NOBODY or rows.kind[owner] != "runtime" for owner in thread.owners],
-    )
+def _stretches(rows: Rows, threads: Threads, thread: int) -> Stretches:
+    marks = threads.marks(thread)
+    owners = threads.owners[marks][:-1]
+    is_call = (owners != NOBODY) & (rows.kind[np.maximum(owners, 0)] == CODE["runtime"])
+    return Stretches(threads.times[marks], owners != NOBODY, ~is_call)

@@ -5,43 +5,55 @@ before the loop asked for it only that is known: a faster loop may have to wait 
 is told by comparing it with the shortest one, which is what a fetch costs when nothing has to be waited for.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
 
 from chakra_capture.analysis.replay.activities import US
 from chakra_capture.analysis.replay.graph import Graph
-from chakra_capture.analysis.replay.rows import Rows
 from chakra_capture.analysis.replay.threads import Threads
+from chakra_capture.merge.rows import CODE
+from chakra_capture.merge.window import Rows
+from chakra_capture.trace.columns import Int64
 
 FROM_WORKERS = "_MultiProcessingDataLoaderIter.__next__"
 _WAITED_FACTOR, _WAITED_NS = 2, 500 * US
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class InputWaits:
     """Fetches of batches that a worker has made.
 
     Attributes:
         ready: edges from the moment a batch is ready, of fetches that waited for it.
         perhaps: the same of fetches that show no wait: the batch was ready then, or long before.
-        shortest_ns: the shortest fetch seen.
     """
 
-    ready: list[int] = field(default_factory=list)
-    perhaps: list[int] = field(default_factory=list)
-    shortest_ns: int = 0
+    ready: Int64
+    perhaps: Int64
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there is any such fetch."""
+        return len(self.ready) + len(self.perhaps) > 0
+
+
+def no_inputs() -> InputWaits:
+    """None at all."""
+    return InputWaits(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 def add_inputs(rows: Rows, threads: Threads, graph: Graph) -> InputWaits:
     """Have every fetch wait until its batch is ready."""
-    fetches = [row for row in threads.ends if rows.kind[row] == "annotation" and rows.name[row].endswith(FROM_WORKERS)]
-    spans = {row: (rows.start[row] or 0, threads.ends[row]) for row in fetches}
-    found = InputWaits(shortest_ns=min((end - begin for begin, end in spans.values()), default=0))
-    for row, (begin, end) in spans.items():
-        waited = end - begin > max(_WAITED_FACTOR * found.shortest_ns, found.shortest_ns + _WAITED_NS)
-        if waited:
-            threads.of(rows, row).set_cost(begin, end, found.shortest_ns)
-        (found.ready if waited else found.perhaps).append(len(graph.src))
-        ready = graph.point(end)
-        graph.anchors[ready] = end
-        graph.edge(ready, threads.end_point(rows, row), 0, "input")
-    return found
+    is_fetch = (rows.kind == CODE["annotation"]) & rows.named(lambda name: name.endswith(FROM_WORKERS))
+    fetches = threads.rows[is_fetch[threads.rows]]
+    ends = threads.end_ns[fetches]
+    took = ends - rows.start[fetches]
+    shortest = int(took.min()) if len(took) else 0
+    waited = took > max(_WAITED_FACTOR * shortest, shortest + _WAITED_NS)
+    mine = fetches[waited]
+    threads.set_costs(threads.begins[mine], threads.ends[mine], np.full(len(mine), shortest))
+    ready = graph.points(ends)
+    graph.anchors.update(zip(ready.tolist(), ends.tolist(), strict=True))
+    edges = graph.edges(ready, threads.points[threads.ends[fetches]], 0, "input")
+    return InputWaits(edges[waited], edges[~waited])

@@ -8,15 +8,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from chakra_capture.analysis.replay.activities import Activities, add_launches, read_activities, span
-from chakra_capture.analysis.replay.gloo import GlooOperations, add_gloo
-from chakra_capture.analysis.replay.graph import Graph
+import numpy as np
+
+from chakra_capture.analysis.replay.activities import Activities, add_launches, read_activities
+from chakra_capture.analysis.replay.gloo import GlooOperations, add_gloo, no_gloo
+from chakra_capture.analysis.replay.graph import Graph, Order
 from chakra_capture.analysis.replay.handover import add_handovers
-from chakra_capture.analysis.replay.inputs import InputWaits, add_inputs
-from chakra_capture.analysis.replay.rows import Rows
+from chakra_capture.analysis.replay.inputs import InputWaits, add_inputs, no_inputs
 from chakra_capture.analysis.replay.streams import StreamWaits, add_stream_waits, read_stream_waits
 from chakra_capture.analysis.replay.threads import Threads, read_threads
 from chakra_capture.analysis.replay.waits import add_blocking_copies, add_full_queues, add_syncs
+from chakra_capture.annotations import parse_step
+from chakra_capture.merge.window import Rows
+from chakra_capture.trace.columns import Int64
+
+# How long some rows take, ns.
+Durations = Callable[[Rows, Int64], Int64]
 
 # What can be left out, to see what it buys. A graph with a part of them can be worse than one with none.
 RULES = ("stream_order", "sync", "blocking_copies", "hand_over", "event_wait", "full_queue", "contention", "gloo")
@@ -39,6 +46,23 @@ class RankReplay:
     inputs: InputWaits
     clock_ns: int
     num_full: int
+
+    @property
+    def points(self) -> Int64:
+        """All points that lie on the rank's window."""
+        ran = [side for where in (self.activities, self.gloo) for side in (where.starts, where.ends)]
+        return np.concatenate([self.threads.points, *ran])
+
+    @property
+    def steps(self) -> list[tuple[int, int, int]]:
+        """Number, begin and end of the steps, as points; in time order."""
+        rows, threads = self.rows, self.threads
+        steps = threads.rows[rows.is_step[threads.rows]]
+        begins, ends = (threads.points[marks[steps]].tolist() for marks in (threads.begins, threads.ends))
+        numbers = [parse_step(name) for name in rows.name.values]
+        codes = rows.name.codes[steps].tolist()
+        found = [(numbers[code] or 0, *points) for code, *points in zip(codes, begins, ends, strict=True)]
+        return sorted(found, key=lambda step: (step[1], step[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +95,22 @@ class Replay:
     met: list[Met]
 
     @cached_property
-    def times(self) -> list[int]:
+    def order(self) -> Order:
+        """The order in which points are reached.
+
+        Raises:
+            ReplayError: the dependencies go round in a circle.
+        """
+        return Order.of(self.graph)
+
+    @cached_property
+    def times(self) -> Int64:
         """When each point is reached, ns on the clock of the recorded times.
 
         Raises:
             ReplayError: the dependencies go round in a circle.
         """
-        return self.graph.solve()
+        return self.order.solve(self.graph.lag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +126,7 @@ def replay(
     clocks: dict[int, int] | None = None,
     *,
     without: frozenset[str] = frozenset(),
-    duration: Callable[[Rows, int], int] | None = None,
+    duration: Durations | None = None,
     inputs: bool = False,
 ) -> Replay:
     """Replay ranks, together where ``meetings`` says which collectives are one.
@@ -101,25 +134,23 @@ def replay(
     Args:
         clocks: by rank, what to add to its times (ns).
         without: of ``RULES``, those left out.
-        duration: ns of a device activity; as recorded if not given.
+        duration: ns of device activities; as recorded if not given.
         inputs: have batches from workers be ready when they were. For what-ifs: those are recorded times, so how well
             a replay gives back what was recorded cannot be told with them.
     """
     graph, built, duration = Graph(), dict[int, RankReplay](), duration or _recorded
     for rank, rows in ranks.items():
-        first = len(graph.recorded)
-        shift = (clocks or {}).get(rank, 0)
+        first, shift = graph.num_points, (clocks or {}).get(rank, 0)
         built[rank] = _Builder(rows, graph, without, duration, inputs).build(shift)
-        graph.recorded[first:] = [time + shift for time in graph.recorded[first:]]
-        graph.anchors.update({point: time + shift for point, time in graph.anchors.items() if point >= first})
-    run_edges = {src: edge for edge, src in enumerate(graph.src) if graph.kind[edge] == "run"} if meetings else {}
-    met = [part for meeting in meetings for part in _meet(meeting, built, graph, run_edges, duration)]
+        graph.shift(first, shift)
+    met = [part for meeting in meetings for part in _meet(meeting, built, graph, duration)]
+    for part in met:
+        graph.lag[part.own] = 0  # it holds a wait for the others, which is derived instead
     return Replay(graph, built, met)
 
 
-def _recorded(rows: Rows, row: int) -> int:
-    start, end = span(rows, row)
-    return end - start
+def _recorded(rows: Rows, row: Int64) -> Int64:
+    return rows.end[row] - rows.start[row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +158,7 @@ class _Builder:
     rows: Rows
     graph: Graph
     without: frozenset[str]
-    duration: Callable[[Rows, int], int]
+    duration: Durations
     inputs: bool
 
     def build(self, clock_ns: int) -> RankReplay:
@@ -140,52 +171,61 @@ class _Builder:
             add_syncs(rows, threads, found, graph)
         if "blocking_copies" not in without:
             add_blocking_copies(rows, threads, found, graph)
-        inputs = add_inputs(rows, threads, graph) if self.inputs else InputWaits()
+        inputs = add_inputs(rows, threads, graph) if self.inputs else no_inputs()
         woken = set() if "hand_over" in without else add_handovers(rows, threads, graph)
         waits = read_stream_waits(rows, threads, found)
         if "event_wait" not in without:
-            add_stream_waits(rows, found, waits, graph, drains="contention" not in without)
-        gloo = GlooOperations() if "gloo" in without else add_gloo(rows, threads, graph)
-        add_launches(rows, threads, found, graph, in_order="stream_order" not in without)
-        for thread in threads.of_track.values():
-            graph.chain(thread.points, thread.costs, "thread")
-            if thread.track not in woken:
-                graph.anchors[thread.points[0]] = thread.times[0]
+            add_stream_waits(found, waits, graph, drains="contention" not in without)
+        gloo = no_gloo() if "gloo" in without else add_gloo(rows, threads, graph)
+        add_launches(threads, found, graph, in_order="stream_order" not in without)
+        goes_on = np.flatnonzero(threads.is_segment)
+        graph.edges(threads.points[goes_on], threads.points[goes_on + 1], threads.costs[goes_on], "thread")
+        for thread, mark in enumerate(threads.first[:-1].tolist()):
+            if thread not in woken:
+                graph.anchors[int(threads.points[mark])] = int(threads.times[mark])
         return RankReplay(rows, threads, found, waits, gloo, inputs, clock_ns, num_full)
 
 
-def _meet(
-    meeting: Meeting,
-    ranks: dict[int, RankReplay],
-    graph: Graph,
-    run_edges: dict[int, int],
-    duration: Callable[[Rows, int], int],
-) -> list[Met]:
+def _meet(meeting: Meeting, ranks: dict[int, RankReplay], graph: Graph, duration: Durations) -> list[Met]:
     """Every rank's part ends when the last has begun and the transfer is over.
 
     On devices that is the shortest duration, for all of them: that one did not wait. Gloo's threads end on their own:
     of each rank it is what is left of its duration once the last has begun.
     """
-    starts, ends, lengths = dict[int, int](), dict[int, int](), dict[int, int]()
-    for rank, row in meeting.rows.items():
-        for where in (ranks[rank].activities, ranks[rank].gloo):
-            if row in where.starts:
-                starts[rank], ends[rank] = where.starts[row], where.ends[row]
-                lengths[rank] = duration(ranks[rank].rows, row)
-    if len(starts) < 2:
+    parts = {rank: part for rank, row in meeting.rows.items() if (part := _part(ranks[rank], row, duration))}
+    if len(parts) < 2:
         return []
-    met = []
-    begun = max(graph.recorded[point] for point in starts.values())
+    met, begun = [], max(part.begin_ns for part in parts.values())
     arrived = graph.point(begun)
-    for rank in starts:
-        own, first = run_edges[starts[rank]], len(graph.src)
-        graph.lag[own] = 0  # it holds a wait for the others, which is derived instead
-        met.append(Met(rank, meeting.rows[rank], own, first, first + 1))
-        graph.edge(starts[rank], arrived, 0, "collective")
-        transfer = min(lengths.values())
-        if meeting.rows[rank] in ranks[rank].gloo.starts:
-            whole = graph.recorded[ends[rank]] - graph.recorded[starts[rank]]
-            left = max(graph.recorded[ends[rank]] - begun, 0)
-            transfer = left * lengths[rank] // whole if whole else 0
-        graph.edge(arrived, ends[rank], transfer, "collective")
+    for rank, part in parts.items():
+        arrives = graph.edge(part.start, arrived, 0, "collective")
+        transfer = min(other.length for other in parts.values())
+        if part.is_gloo:
+            whole, left = part.end_ns - part.begin_ns, max(part.end_ns - begun, 0)
+            transfer = left * part.length // whole if whole else 0
+        transfers = graph.edge(arrived, part.end, transfer, "collective")
+        met.append(Met(rank, meeting.rows[rank], part.run, arrives, transfers))
     return met
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a rank does in a collective: points, the edge between them, when it was, and how long it takes."""
+
+    start: int
+    end: int
+    run: int
+    begin_ns: int
+    end_ns: int
+    length: int
+    is_gloo: bool
+
+
+def _part(one: RankReplay, row: int, duration: Durations) -> _Part | None:
+    for where in (one.activities, one.gloo):
+        at = where.at(row)
+        if at >= 0:
+            points = int(where.starts[at]), int(where.ends[at]), int(where.runs[at])
+            begin, end = (int(side[row]) + one.clock_ns for side in (one.rows.start, one.rows.end))
+            return _Part(*points, begin, end, int(duration(one.rows, np.array([row]))[0]), where is one.gloo)
+    return None

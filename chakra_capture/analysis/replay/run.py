@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import polars as pl
 
 from chakra_capture.analysis.replay.replay import RULES, Meeting, replay
-from chakra_capture.analysis.replay.rows import Rows, rows_of
 from chakra_capture.analysis.replay.score import RankScore, score
+from chakra_capture.merge.window import Rows, read_rows
 from chakra_capture.trace.merged import MergedRun, MergedTrace
 
 
@@ -51,7 +51,7 @@ def windows_of(
     # Only what is on one clock can be replayed together.
     clocks = {rank: -(clock.offset_ns or 0) for rank, clock in run.clocks.items() if clock.reason is None}
     for window in sorted({window for trace in traces for window in trace.some_of_nodes("window")["window"].unique()}):
-        ranks = {trace.rank: rows_of(trace, window) for trace in traces}
+        ranks = {trace.rank: read_rows(trace, window) for trace in traces}
         ranks = {rank: rows for rank, rows in ranks.items() if rows.has_times}
         meetings = _meetings(run, window, {rank: rows for rank, rows in ranks.items() if rank in clocks})
         yield (window, meetings, clocks), ranks

@@ -1,11 +1,11 @@
 """How well a replay gives back what was recorded: steps, starts on the device, idle time, waits without a reason."""
 
 from dataclasses import dataclass
-from itertools import chain
-from statistics import fmean
 
-from chakra_capture.analysis.replay.activities import span
+import numpy as np
+
 from chakra_capture.analysis.replay.replay import RankReplay, Replay
+from chakra_capture.trace.columns import Int64
 
 # More of the window than this waits for nothing known: the trace is not whole, or the rules do not hold for it.
 MOST_UNEXPLAINED = 0.05
@@ -72,32 +72,19 @@ def score(replay: Replay) -> list[RankScore]:
 
 
 def _score(rank: int, one: RankReplay, replay: Replay) -> RankScore:
-    rows, threads, found = one.rows, one.threads, one.activities
-    recorded, times = replay.graph.recorded, replay.times
-    points = [*chain.from_iterable(thread.points for thread in threads.of_track.values())]
-    points += [*found.starts.values(), *found.ends.values(), *one.gloo.starts.values(), *one.gloo.ends.values()]
-    window = StepScore(
-        None, *(max(all_[p] for p in points) - min(all_[p] for p in points) for all_ in (recorded, times))
-    )
-    steps = []
-    for row in threads.ends:
-        number = rows.step(row)
-        if number is not None:
-            begin, end = threads.begin_point(rows, row), threads.end_point(rows, row)
-            steps.append(StepScore(number, recorded[end] - recorded[begin], times[end] - times[begin]))
-    errors = sorted(abs(times[point] - recorded[point]) for point in found.starts.values())
-    pairs = [(found.starts[row], found.ends[row]) for row in found.rows]
-    has_device = bool(errors)
+    found, recorded, times = one.activities, replay.graph.recorded, replay.times
+    errors = np.sort(np.abs(times[found.starts] - recorded[found.starts]))
+    has_device = bool(len(errors))
     unexplained = one.waits.unexplained_ns
     return RankScore(
         rank=rank,
-        window=window,
-        steps=sorted(steps, key=lambda step: step.step or 0),
+        window=StepScore(None, *(int(np.ptp(all_[one.points])) for all_ in (recorded, times))),
+        steps=_steps(one, recorded, times),
         num_activities=len(errors),
-        start_error_mean_ns=fmean(errors) if has_device else None,
-        start_error_p95_ns=errors[int(len(errors) * 0.95)] if has_device else None,
-        idle_measured_ns=_idle([span(rows, row) for row in found.rows]) if has_device else None,
-        idle_predicted_ns=_idle([(times[start], times[end]) for start, end in pairs]) if has_device else None,
+        start_error_mean_ns=int(errors.sum()) / len(errors) if has_device else None,
+        start_error_p95_ns=int(errors[int(len(errors) * 0.95)]) if has_device else None,
+        idle_measured_ns=_idle(found.begin, found.end) if has_device else None,
+        idle_predicted_ns=_idle(times[found.starts], times[found.ends]) if has_device else None,
         unexplained_ns=sum(unexplained.values()),
         num_unexplained=len(unexplained),
         num_anchored=len(one.waits.anchored),
@@ -105,12 +92,16 @@ def _score(rank: int, one: RankReplay, replay: Replay) -> RankScore:
     )
 
 
-def _idle(spans: list[tuple[int, int]]) -> int:
+def _steps(one: RankReplay, recorded: Int64, times: Int64) -> list[StepScore]:
+    found = [
+        StepScore(number, int(recorded[end] - recorded[begin]), int(times[end] - times[begin]))
+        for number, begin, end in one.steps
+    ]
+    return sorted(found, key=lambda step: step.step or 0)
+
+
+def _idle(begin: Int64, end: Int64) -> int:
     """Time between the first begin and the last end in which nothing runs."""
-    idle, until = 0, None
-    for begin, end in sorted(spans):
-        if until is None:
-            until = end
-        idle += max(begin - until, 0)
-        until = max(until, end)
-    return idle
+    order = np.lexsort((end, begin))
+    until = np.maximum.accumulate(end[order])
+    return int(np.maximum(begin[order][1:] - until[:-1], 0).sum())

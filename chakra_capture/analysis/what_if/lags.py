@@ -6,23 +6,20 @@ waited for is not told either: between long before and just then.
 """
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from chakra_capture.analysis.replay.activities import US
 from chakra_capture.analysis.replay.calibrated import NEVER, NONE, Calibrated
 from chakra_capture.analysis.replay.inputs import FROM_WORKERS
 from chakra_capture.analysis.replay.replay import RankReplay
-from chakra_capture.analysis.replay.rows import ACTIVITY_KINDS, Rows
 from chakra_capture.analysis.what_if.changes import ChangeError, Changes, Scale, Switch
 from chakra_capture.annotations import INPUT_WAIT
-from chakra_capture.trace.columns import Int64
+from chakra_capture.merge.window import Rows
+from chakra_capture.trace.columns import Bool, Int64
 
-Mask = npt.NDArray[np.bool_]
 # What one launch could do, if it and those beside it were one.
 _SHORT_NS = 20 * US
 
@@ -75,7 +72,7 @@ class Variants:
             _multiply(lag, chosen & ~unsure, scale.factor)
             _multiply(lag, unsure, factor_if_unsure)
 
-    def _chosen(self, scale: Scale) -> Mask:
+    def _chosen(self, scale: Scale) -> Bool:
         """Edges whose lag is the time of what is scaled."""
         model = self.model
         runs = model.is_kind("run") | self._transfers
@@ -94,7 +91,7 @@ class Variants:
             found = found & (model.rank == model.ranks.index(scale.rank))
         return np.asarray(found, dtype=bool)
 
-    def _of_rows(self, masks: list[Mask]) -> Mask:
+    def _of_rows(self, masks: list[Bool]) -> Bool:
         """Edges on rows that are marked, by rank."""
         model, found = self.model, np.zeros(len(self.model.src), dtype=bool)
         for number, mask in enumerate(masks):
@@ -103,13 +100,13 @@ class Variants:
         return found
 
     @cached_property
-    def _transfers(self) -> Mask:
+    def _transfers(self) -> Bool:
         found = np.zeros(len(self.model.src), dtype=bool)
         found[[met.transfer for met in self.model.replay.met]] = True
         return found
 
     @cached_property
-    def _unmet(self) -> Mask:
+    def _unmet(self) -> Bool:
         """Collectives of which other ranks' parts are not known: how much of them is a wait, neither."""
         collective = self._of_rows([_is_collective(one) for _, one in self._ranks]) & self.model.is_kind("run")
         collective[[met.own for met in self.model.replay.met]] = False
@@ -117,26 +114,25 @@ class Variants:
 
     @cached_property
     def _perhaps_ready(self) -> Int64:
-        return np.array([edge for _, one in self._ranks for edge in one.inputs.perhaps], dtype=np.int64)
+        return np.concatenate([one.inputs.perhaps for _, one in self._ranks])
 
     @cached_property
-    def _from_comm(self) -> Mask:
+    def _from_comm(self) -> Bool:
         """Edges by which computing, or the loop's thread, waits for a collective."""
         model = self.model
         ends = np.zeros(len(model.times), dtype=bool)
         computes = np.zeros(len(model.times), dtype=bool)
         for _, one in self._ranks:
-            is_collective = _is_collective(one)
-            ends[[point for row, point in one.activities.ends.items() if is_collective[row]]] = True
-            ends[[*one.gloo.ends.values()]] = True
-            computes[[point for row, point in one.activities.starts.items() if not is_collective[row]]] = True
-            for thread in one.threads.of_track.values():
-                computes[thread.points] = bool(one.gloo.ends)
+            is_collective = _is_collective(one)[one.activities.rows]
+            ends[one.activities.ends[is_collective]] = True
+            ends[one.gloo.ends] = True
+            computes[one.activities.starts[~is_collective]] = True
+            computes[one.threads.points] = len(one.gloo) > 0
         # A call that waits for the device waits for all on it, overlapped or not.
         return ends[model.src] & computes[model.dst] & model.is_kind("event_wait", "contention", "sync")
 
     @cached_property
-    def _fused(self) -> Mask:
+    def _fused(self) -> Bool:
         """Launch calls and gaps of short kernels that follow others."""
         model = self.model
         calls = self._of_rows([_fused_calls(one) for _, one in self._ranks]) & model.is_kind("thread")
@@ -145,7 +141,7 @@ class Variants:
 
     def _no_input_wait(self, fast: Int64, slow: Int64) -> None:
         model = self.model
-        for edges in ([*one.inputs.ready, *one.inputs.perhaps] for _, one in self._ranks):
+        for edges in (side for _, one in self._ranks for side in (one.inputs.ready, one.inputs.perhaps)):
             fast[edges] = slow[edges] = NEVER
         on_cpu = model.is_kind("thread")
         waits = self._of_rows([_in_phase(one, INPUT_WAIT) for _, one in self._ranks]) & on_cpu
@@ -171,7 +167,7 @@ class Variants:
         fast[arrivals] = slow[arrivals] = NEVER
 
 
-def _multiply(lag: Int64, chosen: Mask, factor: float) -> None:
+def _multiply(lag: Int64, chosen: Bool, factor: float) -> None:
     # A negative lag is a clock's, or that of a call: it is no time that something took.
     chosen = chosen & (lag > 0)
     lag[chosen] = np.rint(lag[chosen] * factor).astype(np.int64)
@@ -182,44 +178,39 @@ def _said(scale: Scale) -> str:
     return f"{scale.what}{name}{'' if scale.rank is None else f'@{scale.rank}'}"
 
 
-def _is_collective(one: RankReplay) -> Mask:
+def _is_collective(one: RankReplay) -> Bool:
     rows = one.rows
-    of_device = zip(rows.kind, rows.is_collective, strict=True)
-    found = np.array([kind in ACTIVITY_KINDS and is_collective for kind, is_collective in of_device], dtype=bool)
-    found[[*one.gloo.starts]] = True
+    found = rows.is_activity & rows.is_collective
+    found[one.gloo.rows] = True
     return found
 
 
-def _on_device(one: RankReplay, scale: Scale) -> Mask:
+def _on_device(one: RankReplay, scale: Scale) -> Bool:
     rows, is_collective = one.rows, _is_collective(one)
-    kind = np.array(rows.kind)
     if scale.what == "comm":
         found = is_collective
     elif scale.what == "kernel":
-        found = (kind == "kernel") & ~is_collective
+        found = rows.is_kind("kernel") & ~is_collective
     elif scale.what == "memory":
-        found = np.isin(kind, ["memcpy", "memset"])
+        found = rows.is_kind("memcpy", "memset")
     else:
-        found = np.isin(kind, [*ACTIVITY_KINDS])
+        found = rows.is_activity
     return np.asarray(found if scale.name is None else found & _matches(rows, scale.name), dtype=bool)
 
 
-def _named(one: RankReplay, scale: Scale) -> Mask:
+def _named(one: RankReplay, scale: Scale) -> Bool:
     assert scale.name is not None
     return _matches(one.rows, scale.name) if scale.what == "self" else _under(one.rows, scale.name)
 
 
-def _matches(rows: Rows, name: re.Pattern[str]) -> Mask:
-    of_name = {text: name.search(text) is not None for text in set(rows.name)}
-    return np.array([of_name[text] for text in rows.name], dtype=bool)
+def _matches(rows: Rows, name: re.Pattern[str]) -> Bool:
+    return rows.named(lambda text: name.search(text) is not None)
 
 
-def _under(rows: Rows, name: re.Pattern[str]) -> Mask:
+def _under(rows: Rows, name: re.Pattern[str]) -> Bool:
     """Rows of a name, all that they call, and what that launches."""
     found = _matches(rows, name)
-    above = np.array(rows.parent, dtype=np.int64)
-    launch = np.array(rows.launch, dtype=np.int64)
-    above = np.where(launch >= 0, launch, above)
+    above = np.where(rows.launch >= 0, rows.launch, rows.parent)
     while True:
         more = found | ((above >= 0) & found[above])
         # Twice as far up each time.
@@ -229,39 +220,29 @@ def _under(rows: Rows, name: re.Pattern[str]) -> Mask:
         found = more
 
 
-def _in_phase(one: RankReplay, phase: str) -> Mask:
-    return np.array([of_row == phase for of_row in one.rows.phase], dtype=bool)
+def _in_phase(one: RankReplay, phase: str) -> Bool:
+    return one.rows.phase.mask((phase,))
 
 
-def _fused_kernels(one: RankReplay) -> Mask:
+def _fused_kernels(one: RankReplay) -> Bool:
     """Short kernels that directly follow another short one of their phase on their stream."""
-    rows, found = one.rows, np.zeros(len(one.rows), dtype=bool)
-    waits = {row for row, sources in one.waits.events.items() if sources} | one.waits.drains.keys()
-    for row, before in one.activities.before.items():
-        alike = all(_is_short(rows, other) for other in (row, before)) and rows.phase[row] == rows.phase[before]
-        found[row] = alike and row not in waits and rows.launch[row] >= 0
-    return found
+    rows, found = one.rows, one.activities
+    phase = rows.phase.codes[found.rows]
+    is_short = rows.is_kind("kernel")[found.rows] & ~rows.is_collective[found.rows]
+    is_short &= found.end - found.begin < _SHORT_NS
+    alike = found.follows & is_short & np.roll(is_short, 1) & (phase == np.roll(phase, 1))
+    alike &= ~one.waits.has_event & (rows.launch[found.rows] >= 0)
+    alike[[*one.waits.drains]] = False
+    fused = np.zeros(len(rows), dtype=bool)
+    fused[found.rows[alike]] = True
+    return fused
 
 
-def _is_short(rows: Rows, row: int) -> bool:
-    start, end = rows.start[row], rows.end[row]
-    assert start is not None
-    assert end is not None
-    return rows.kind[row] == "kernel" and not rows.is_collective[row] and end - start < _SHORT_NS
-
-
-def _fused_calls(one: RankReplay) -> Mask:
-    found = np.zeros(len(one.rows), dtype=bool)
-    found[list(_launches(one))] = True
-    return found
-
-
-def _launches(one: RankReplay) -> Iterator[int]:
+def _fused_calls(one: RankReplay) -> Bool:
     """Launch calls of fused kernels, with the calls within them; not one that launches anything else."""
-    rows, fused = one.rows, _fused_kernels(one)
-    kept = {rows.launch[row] for row in one.activities.rows if not fused[row]}
-    calls = {rows.launch[row] for row in one.activities.rows if fused[row]} - kept
-    yield from calls
-    for row, parent in enumerate(rows.parent):
-        if parent in calls and rows.kind[row] == "runtime":
-            yield row
+    rows, is_fused = one.rows, _fused_kernels(one)[one.activities.rows]
+    launch, found = rows.launch[one.activities.rows], np.zeros(len(rows), dtype=bool)
+    found[launch[is_fused]] = True
+    kept = launch[~is_fused]
+    found[kept[kept >= 0]] = False
+    return found | (rows.is_kind("runtime") & (rows.parent >= 0) & found[rows.parent])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from chakra_capture.analysis.critical_path import all_points, step_points
 from chakra_capture.analysis.replay.calibrated import Calibrated, calibrate
 from chakra_capture.analysis.replay.replay import Replay, replay
 from chakra_capture.analysis.replay.run import windows_of
@@ -59,8 +58,8 @@ class WindowModel:
     def __init__(self, window: int, plain: Replay, model: Calibrated) -> None:
         self.window, self.model, self.variants = window, model, Variants(model)
         self.scores = score(plain)
-        self._all = {rank: np.array(all_points(one)) for rank, one in model.replay.ranks.items()}
-        self._steps = {rank: step_points(one) for rank, one in model.replay.ranks.items()}
+        self._all = {rank: one.points for rank, one in model.replay.ranks.items()}
+        self._steps = {rank: one.steps for rank, one in model.replay.ranks.items()}
         self.spans = [span for one in self.scores for span in self._spans(one)]
 
     @property
@@ -85,8 +84,7 @@ class WindowModel:
 
     def _spans(self, one: RankScore) -> Iterator[Span]:
         times = self.model.times
-        points = self._all[one.rank]
-        yield Span(one.rank, None, int(times[points].max() - times[points].min()), one.window.error)
+        yield Span(one.rank, None, int(np.ptp(times[self._all[one.rank]])), one.window.error)
         errors: dict[int | None, list[float]] = defaultdict(list)
         for step in one.steps:
             errors[step.step].append(step.error)
@@ -99,8 +97,7 @@ class WindowModel:
         ends = self._overlapped_ends(times) if Switch.OVERLAP_COMM in changes.switches else {}
         found = []
         for one in self.scores:
-            points = self._all[one.rank]
-            found.append(int(times[points].max() - times[points].min()))
+            found.append(int(np.ptp(times[self._all[one.rank]])))
             for _, begin, end in self._steps[one.rank]:
                 found.append(int(max(times[end], ends.get(end, times[end])) - times[begin]))
         return found
@@ -110,14 +107,10 @@ class WindowModel:
         found: dict[int, int] = {}
         for rank, one in self.model.replay.ranks.items():
             for _, begin, end in self._steps[rank]:
-                from_ns, until_ns = self.model.times[begin], self.model.times[end]
-                done = [
-                    int(times[point])
-                    for row, point in one.gloo.ends.items()
-                    if from_ns <= self.model.times[one.gloo.starts[row]] < until_ns
-                ]
-                if done:
-                    found[end] = max(done)
+                starts = self.model.times[one.gloo.starts]
+                inside = (self.model.times[begin] <= starts) & (starts < self.model.times[end])
+                if inside.any():
+                    found[end] = int(times[one.gloo.ends[inside]].max())
         return found
 
 
@@ -131,7 +124,7 @@ def models(run: MergedRun, traces: list[MergedTrace]) -> Iterator[WindowModel]:
         if not ranks:
             continue
         full = replay(ranks, meetings, clocks, inputs=True)
-        knows_inputs = any(one.inputs.ready or one.inputs.perhaps for one in full.ranks.values())
+        knows_inputs = any(one.inputs.are_known for one in full.ranks.values())
         # How well it fits is told without the times at which batches were ready.
         yield WindowModel(window, replay(ranks, meetings, clocks) if knows_inputs else full, calibrate(full))
 

@@ -81,9 +81,8 @@ def _of_path(windows: list[WindowModel]) -> Iterator[_Trial]:
     for window in windows:
         paths = Paths(window.model)
         for rank in window.model.ranks:
-            named = paths.whole(rank).parts.filter(pl.col("name").is_not_null())
-            total = (pl.col("end_ns") - pl.col("begin_ns")).sum()
-            for category, name, took in named.group_by("category", "name", maintain_order=True).agg(total).iter_rows():
+            named = paths.whole(rank).sums.filter(pl.col("name").is_not_null())
+            for category, name, took in named.select("category", "name", "total_ns").iter_rows():
                 if category in _SCALED:
                     times[_SCALED[category]][name] += took
     for what, of_name in times.items():

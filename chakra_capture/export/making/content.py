@@ -10,9 +10,9 @@ import polars as pl
 from chakra_capture.export.anonymize import Anonymizer
 from chakra_capture.export.et_schema import NodeType, message
 from chakra_capture.export.making.encode import Encodable, add_attribute
-from chakra_capture.export.making.rows import Rows, coded_series
 from chakra_capture.export.making.window import Nodes, Window
 from chakra_capture.merge.rows import group_numbers
+from chakra_capture.merge.window import Rows, coded_series
 from chakra_capture.trace.columns import MISSING, Coded, Int64
 from chakra_capture.trace.merged import MergedTrace
 from chakra_capture.trace.schema import KINDS

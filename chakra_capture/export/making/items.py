@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_capture.export.making.rows import Rows
 from chakra_capture.export.making.segments import Segments
+from chakra_capture.merge.window import Rows
 from chakra_capture.trace.columns import Bool, Int64, missing
 
 

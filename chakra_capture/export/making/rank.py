@@ -16,9 +16,9 @@ from chakra_capture.errors import ChakraCaptureError, TraceFileError
 from chakra_capture.export.making.content import Texts, astra_content, full_content
 from chakra_capture.export.making.encode import encoded, metadata_record
 from chakra_capture.export.making.items import Operations
-from chakra_capture.export.making.rows import Rows, read_rows
 from chakra_capture.export.making.window import make_window
 from chakra_capture.export.validation.node_checks import Profile
+from chakra_capture.merge.window import Rows, read_rows
 from chakra_capture.trace.columns import MISSING, Int64
 from chakra_capture.trace.merged import MergedTrace
 
@@ -74,7 +74,7 @@ def export_rank(job: RankJob) -> RankExport:
 
 def _export(job: RankJob) -> RankExport:
     trace = MergedTrace(job.rank, job.merged)
-    rows = read_rows(trace, job.window)
+    rows = read_rows(trace, job.window).on_cpu_clock(trace.clock_offsets.get(job.window, 0))
     made = make_window(rows, _operations(job.operations, rows), join=job.profile == Profile.ASTRA)
     if not len(made.nodes):
         raise TraceFileError(

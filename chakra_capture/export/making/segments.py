@@ -1,15 +1,12 @@
-"""The segments of the CPU threads of a window, as an export writes them.
-
-A thread that runs no operator and launches nothing is passive and left out: gloo's threads, watchdogs, the profiler.
-"""
+"""The segments of the active CPU threads of a window, as an export writes them."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from chakra_capture.export.making.rows import ON_THREAD, Rows
 from chakra_capture.merge.segments import NOBODY, cut
-from chakra_capture.trace.columns import Bool, Int64
+from chakra_capture.merge.window import Rows, on_active_threads
+from chakra_capture.trace.columns import Bool, Int64, Positions, pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +60,7 @@ class Segments:
 
 def cut_threads(rows: Rows) -> Segments:
     """Cut all active threads of a window into segments."""
-    on_thread = rows.is_kind(*ON_THREAD) & rows.is_timed
-    calls = rows.launch[rows.is_activity & (rows.launch >= 0)]
-    works = on_thread & rows.is_kind("host_op")
-    works[calls] |= on_thread[calls]
-    is_active = on_thread & np.isin(rows.track, np.unique(rows.track[works]))
+    is_active = on_active_threads(rows)
     chosen = np.flatnonzero(is_active)
     found = cut(rows.track[chosen], rows.start[chosen], rows.end[chosen], rows.is_step[chosen])
     row_end, parent = rows.end.copy(), np.full(len(rows), -1)
@@ -76,6 +69,6 @@ def cut_threads(rows: Rows) -> Segments:
     return Segments(found.track, found.begin, found.end, _rows(chosen, found.owner), parent, row_end, is_active)
 
 
-def _rows(chosen: Int64, places: Int64) -> Int64:
+def _rows(chosen: Int64, places: Positions) -> Int64:
     """Rows by their places among the chosen ones."""
-    return np.where(places >= 0, chosen[np.maximum(places, 0)], NOBODY) if len(chosen) else places
+    return pick(chosen, places, NOBODY)

@@ -10,11 +10,11 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.export.making.items import Items, Operations
-from chakra_capture.export.making.rows import Rows
 from chakra_capture.export.making.segments import Segments
 from chakra_capture.merge.rows import CODE
 from chakra_capture.merge.segments import NOBODY
 from chakra_capture.merge.stretches import Stretches, find_handovers
+from chakra_capture.merge.window import Rows
 from chakra_capture.trace.columns import Bool, Int64
 
 _US = 1_000
@@ -228,7 +228,7 @@ def _stretches(rows: Rows, segments: Segments, track: int) -> Stretches:
     owner = segments.owner[part]
     is_call = (owner != NOBODY) & (rows.kind[np.maximum(owner, 0)] == CODE["runtime"])
     times = np.append(segments.begin[part], segments.end[part.stop - 1])
-    return Stretches(times.tolist(), (owner != NOBODY).tolist(), (~is_call).tolist())
+    return Stretches(times, owner != NOBODY, ~is_call)
 
 
 def _of_thread(segments: Segments, track: int) -> slice:

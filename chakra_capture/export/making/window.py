@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 
 from chakra_capture.export.making.items import Items, Operations, find_items
-from chakra_capture.export.making.rows import Rows
 from chakra_capture.export.making.segments import Segments, cut_threads
 from chakra_capture.export.making.waits import Waits, find_waits
 from chakra_capture.merge.segments import NOBODY
+from chakra_capture.merge.window import Rows
 from chakra_capture.trace.columns import Bool, Int64
 
 _US = 1_000

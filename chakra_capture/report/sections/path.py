@@ -2,7 +2,7 @@
 
 import polars as pl
 
-from chakra_capture.analysis.critical_path import CATEGORIES
+from chakra_capture.analysis.path_labels import CATEGORIES
 from chakra_capture.report import charts
 from chakra_capture.report.blocks import Block, Cell, Column, Drawing, Legend, Section, State, Table, number_cell
 from chakra_capture.report.charts import Segment
