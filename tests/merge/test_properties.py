@@ -146,7 +146,9 @@ def check_launch_parent_and_step_follow_their_definitions(result: MergedTrace, r
         if row["is_step"]:
             assert row["step"] == parse_step(row["name"])
         elif origin is not None:
-            holding = [m for m in marks if m["ts_ns"] <= origin["ts_ns"] < ends[m["node_id"]]]
+            # As long as recorded: a step may begin within a short call; one that was still open ends with its thread.
+            until = {m["node_id"]: ends[m["node_id"]] if m["end"] is None else m["end"] for m in marks}
+            holding = [m for m in marks if m["ts_ns"] <= origin["ts_ns"] < until[m["node_id"]]]
             starts = [m["ts_ns"] for m in holding]
             allowed = {parse_step(m["name"]) for m in holding if m["ts_ns"] == max(starts)} or {None}
             assert row["step"] in allowed
